@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from services.catalogue import DEFAULT_MODEL, MODELS, cache_directory
+
 
 def missing(what: str) -> None:
     """Skip visibly; `make test-all` sets TERCET_TESTS_REQUIRE_ALL=1 and turns every skip into a failure."""
@@ -16,8 +18,7 @@ def missing(what: str) -> None:
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
     """The default model's GGUF in the user cache, put there by `tercet pull`."""
-    cache = Path(os.environ.get("TERCET_CACHE", Path.home() / ".cache" / "tercet"))
-    path = cache / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path = MODELS[DEFAULT_MODEL].path(cache_directory(os.environ))
     if not path.exists():
         missing(f"the default model ({path})")
     return path
