@@ -4,6 +4,7 @@ The core knows lengths, never token ids: the shell keeps those. Times are nanose
 caller owns; the core only compares and subtracts them. A recording of these calls holds no text.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -19,18 +20,38 @@ class LaneSpec:
     total_blocks: int
     max_batched_tokens: int  # a step
     max_sequences: int
-    max_model_len: int  # tokens of one sequence
+    max_model_len: int  # tokens of one sequence, prompt and output together
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "total_blocks", "max_batched_tokens", "max_sequences"):
+            _require(name, getattr(self, name), at_least=1)
+        _require("max_model_len", self.max_model_len, at_least=2)
+
+    def blocks_for(self, positions: int) -> int:
+        """Blocks that hold so many positions."""
+        return -(-positions // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
+    policy: str = "fcfs"  # a row of policy.POLICIES
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1_000_000
-    steps_in_flight: int = 2
+    steps_in_flight: int = 2  # 1 or 2, a lane
     prefill_chunk: int = 256  # tokens of one sequence in one step, while others wait or run
     watermark: float = 0.02  # share of the pool that admission leaves free; running sequences may use it
     preemption_cap: int = 3  # after so many, a sequence is admitted only with its whole need reserved
+    preemption_cooldown: int = 4  # steps after one that preempted in which a busy lane admits nobody
     default_output_estimate: int = 1024  # tokens assumed where max_tokens is absent
+
+    def __post_init__(self) -> None:
+        for name in ("max_queued_requests", "max_queued_tokens", "steps_in_flight", "prefill_chunk"):
+            _require(name, getattr(self, name), at_least=1)
+        _require("steps_in_flight", self.steps_in_flight, at_least=1, at_most=2)
+        _require("watermark", self.watermark, at_least=0, at_most=0.5)
+        _require("preemption_cap", self.preemption_cap, at_least=0)
+        _require("preemption_cooldown", self.preemption_cooldown, at_least=0)
+        _require("default_output_estimate", self.default_output_estimate, at_least=1)
 
 
 class Reason(Enum):
@@ -42,6 +63,13 @@ class Reason(Enum):
     DEADLINE = "deadline"  # a limit passed before the first token
     CANCELLED = "cancelled"
     ERROR = "error"  # the sequence's own failure on the executor
+    DOES_NOT_FIT = "does_not_fit"  # the lanes changed while it waited, and none that is left can ever hold it
+
+
+class Phase(Enum):
+    QUEUE = "queue"  # waits for a lane, for the first time or again
+    PREFILL = "prefill"  # computes what was known when it was (re-)admitted
+    DECODE = "decode"
 
 
 class TimeLimit(Enum):
@@ -75,14 +103,15 @@ class Submission:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     position: int  # sequences ahead of it in the queue
-    max_tokens: int  # effective
+    max_tokens: int | None  # effective; None: no lane is attached, so nothing is known of the context yet
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlice:
     """Positions [start, start + count) of one sequence. The shell adds the ids it knows.
 
-    The last position's input may be a token still in flight: then count is 1 and the executor feeds it itself.
+    Where the shell does not know the id at `start`, that token is still in flight: then count is 1 and the executor
+    feeds it itself. `new_block_ids` may reach beyond this slice (a whole need reserved at once).
     """
 
     key: SequenceKey
@@ -95,18 +124,11 @@ class PlannedSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    step_id: int  # 1, 2, 3, ... within a lane
-    slices: tuple[PlannedSlice, ...]
-    preempted: tuple[SequenceKey, ...] = ()  # victims of this plan, already back in the queue
-
-
-@dataclass(frozen=True, slots=True)
 class SequenceOutcome:
     """What a step did for one sequence that sampled."""
 
     slot: int
-    tokens: int  # drawn
+    tokens: int  # drawn: 1, or 0 where it failed
     ended: bool = False  # the last of them is a stop id
     failed: bool = False  # the sequence's own error
 
@@ -119,14 +141,17 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one sequence, at its end. sampled = delivered + discarded."""
+    """Of one sequence, at its end. sampled = delivered + discarded.
+
+    A draw in flight when the sequence ends counts as sampled and discarded: no one can call it back.
+    """
 
     prompt_tokens: int
     delivered: int
     discarded: int
     cached_tokens: int = 0
     preemptions: int = 0
-    recomputed_tokens: int = 0
+    recomputed_tokens: int = 0  # positions computed and thrown away by preemption or the loss of a lane
     prefill_chunks: int = 0
 
 
@@ -148,6 +173,16 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
+    """It made room for another and is back in the queue, at its arrival rank."""
+
+    key: SequenceKey
+    recompute_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Displaced:
+    """Its lane was lost; it is back in the queue, at its arrival rank."""
+
     key: SequenceKey
     recompute_tokens: int
 
@@ -157,11 +192,22 @@ class Finished:
     key: SequenceKey
     reason: Reason
     usage: Usage
-    phase: str  # where it was: "queue", "prefill", "decode"
+    phase: Phase  # where it was
     limit: TimeLimit | None = None  # which time limit, for TIME_LIMIT and DEADLINE
+    detail: str = ""  # the numbers, for DOES_NOT_FIT
 
 
-Emission = Admitted | Tokens | Preempted | Finished
+Emission = Admitted | Tokens | Preempted | Displaced | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, never without slices: at most one a sequence, protected sequences first, admitted ones last."""
+
+    step_id: int  # 1, 2, 3, ... within a lane
+    slices: tuple[PlannedSlice, ...]
+    admitted: tuple[Admitted, ...] = ()
+    preempted: tuple[Preempted, ...] = ()
 
 
 class SubmitError(Exception):
@@ -171,6 +217,10 @@ class SubmitError(Exception):
         super().__init__(message)
         self.field = field_name
         self.message = message
+
+
+class InvalidSubmission(SubmitError):
+    """A number makes no sense: the shell answers INVALID_ARGUMENT."""
 
 
 class DoesNotFit(SubmitError):
@@ -185,19 +235,76 @@ class DuplicateKey(SubmitError):
     """A live sequence has this key: the shell answers ALREADY_EXISTS."""
 
 
+class OutOfStep(Exception):
+    """The lane's outcome answers no step that is next, or not the rows of that step: the lane is to be lost."""
+
+
+class InvariantError(AssertionError):
+    """The scheduler's own state is wrong. `story` holds the last calls that led here."""
+
+    def __init__(self, message: str, story: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.story = story
+
+    def __str__(self) -> str:
+        return "\n  ".join((self.message, *self.story))
+
+
 @dataclass(frozen=True, slots=True)
 class LaneLoad:
     running: int
     steps_in_flight: int
     blocks_total: int
     blocks_live: int
-    blocks_cached: int
     blocks_fenced: int  # released, still written by a step in flight
     blocks_free: int
+    blocks_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     waiting: int
     waiting_tokens: int
-    lanes: dict[LaneId, LaneLoad] = field(default_factory=dict)
+    lanes: Mapping[LaneId, LaneLoad] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """One live sequence, as ListRequests shows it."""
+
+    key: SequenceKey
+    tenant: str
+    priority: int
+    phase: Phase
+    lane: LaneId | None
+    submitted_ns: int
+    prompt_len: int
+    delivered: int
+    computed: int  # positions, those of steps in flight included
+    blocks: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counters since the start; each only grows. sampled = delivered + discarded + what live sequences delivered."""
+
+    submitted: int = 0  # accepted ones
+    finished: Mapping[Reason, int] = field(default_factory=dict)
+    sampled: int = 0
+    delivered: int = 0  # of finished sequences, as in their usage
+    discarded: int = 0  # likewise
+    steps: int = 0
+    planned_tokens: int = 0  # positions in slices
+    admissions: int = 0
+    preemptions: int = 0
+    displacements: int = 0
+    recomputed_tokens: int = 0
+
+
+def _require(name: str, value: float, *, at_least: float, at_most: float | None = None) -> None:
+    if not value >= at_least:
+        raise ValueError(f"{name} is {value}, below {at_least}")
+    if at_most is not None and not value <= at_most:
+        raise ValueError(f"{name} is {value}, above {at_most}")

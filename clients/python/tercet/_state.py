@@ -1,0 +1,127 @@
+"""What the sync and the async stream share: everything but I/O.
+
+Owns the outcome of a generation, its tries and its span. Must not know a channel, a thread or an event loop; time and
+randomness come in as arguments. Invariant: the outcome is set once, and the span ends with it.
+"""
+
+import threading
+from typing import Final
+
+from tercet._fold import Fold
+from tercet._request import GenerateCall
+from tercet._retry import Retries
+from tercet._tracing import CallSpan
+from tercet.errors import RequestCancelledError, TercetError
+from tercet.options import RetryPolicy
+from tercet.types import Accepted, Answer, Delta, FinishReason, Timings, Usage
+from tercet.v1 import tokenizer_pb2
+
+CANCELLED: Final = "the request was cancelled"
+
+
+class StreamState:
+    """What is known of a generation. Everything here can be read at any time; unknown so far is None."""
+
+    def __init__(self, call: GenerateCall, policy: RetryPolicy, span: CallSpan, now: float) -> None:
+        self._request = call
+        self._span = span
+        self._started = now
+        self._retries = Retries(policy, now + call.identity.timeout)
+        self._fold = Fold(1 if call.sampling.n is None else call.sampling.n)
+        self._end_lock = threading.Lock()
+        self._ended = False
+        self._error: TercetError | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The request's id, in every server's log and trace."""
+        return self._request.identity.request_id
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace's id, 32 hexadecimal digits. None: not traced."""
+        return self._span.trace_id
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """What the server said when it queued the request."""
+        return self._fold.accepted
+
+    @property
+    def seed(self) -> int | None:
+        """The seed in use: with it, the same request gives the same tokens again."""
+        return self._request.sampling.seed if self._fold.accepted is None else self._fold.accepted.seed
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """All n answers, as far as they came."""
+        return self._fold.answers()
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why answer 0 ended; the others' are in `answers`."""
+        return self._fold.answers()[0].finish_reason
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens of all answers that have ended: the prompt counts once, the rest is summed."""
+        return self._fold.usage
+
+    @property
+    def timings(self) -> Timings | None:
+        """Where answer 0's time went; the others' are in `answers`."""
+        return self._fold.answers()[0].timings
+
+    @property
+    def attempt(self) -> int:
+        """Times that the request was sent."""
+        return self._retries.attempt
+
+    def _message(self) -> tokenizer_pb2.TokenizerServiceGenerateRequest:
+        return self._request.attempt(self._retries.attempt)
+
+    def _take(self, event: tokenizer_pb2.TokenizerServiceGenerateResponse, now: float) -> Delta | None:
+        """Take in an event; the delta, if it is one."""
+        first = not self._fold.delivered
+        delta = self._fold.apply(event)
+        if event.WhichOneof("event") == "accepted" and self._fold.accepted is not None:
+            self._span.accepted(self._fold.accepted)
+        if delta is not None and first:
+            self._span.first_chunk(now - self._started)
+        return delta
+
+    def _again(self, error: TercetError, now: float, jitter: float) -> float | None:
+        """Seconds to wait before the next try; None: `error` stands.
+
+        Once something is delivered, sending again would repeat it. Going on from there (the contract's Resume) is what
+        this decision is the place for.
+        """
+        if self._fold.delivered or self._ended:
+            return None
+        delay = self._retries.after(error, now, jitter)
+        if delay is not None:
+            self._span.retried(self._retries.attempt, error)
+        return delay
+
+    def _complete(self) -> None:
+        """The call ended with status OK; InternalError if the answers did not."""
+        self._fold.complete()
+        self._finish(None)
+
+    def _finish(self, error: TercetError | None) -> TercetError | None:
+        """Set the outcome, if there is none yet; the outcome that stands."""
+        with self._end_lock:
+            if self._ended:
+                return self._error
+            self._ended = True
+            if error is not None:
+                self._error = error.with_facts(request_id=self.request_id, attempts=self._retries.attempt)
+        self._span.end(self._fold.answers(), self._fold.usage, self._error)
+        return self._error
+
+    def _failure(self, error: TercetError) -> TercetError:
+        """End with `error`; what to raise: `error`, or what ended the stream before."""
+        return self._finish(error) or error
+
+    def _cancelled(self) -> TercetError:
+        return self._failure(RequestCancelledError(CANCELLED))

@@ -1,0 +1,106 @@
+"""The paged pool of keys and values, and how large it may be.
+
+Owns: the pages, and the division of a memory budget. Must not know: which sequence holds which block (the scheduler).
+Invariant: the pool is allocated whole, once; a page's content means nothing until a step writes it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class MemoryPlanError(ValueError):
+    """The settings leave no room: the message names the setting, what it is and what it would have to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def block_bytes(self, block_size: int) -> int:
+        """Keys and values of all layers."""
+        return 2 * self.layers * block_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes, and what they hold."""
+
+    block_size: int
+    total_blocks: int
+    pool_bytes: int
+    temporary_bytes: int  # activations, logits and workspace of the largest step
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """keys[l], values[l]: [total_blocks, block_size, kv_heads, head_dim]."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    def fill(self, value: float) -> None:
+        """For tests: a pool full of NaN shows every read of a page that no step wrote."""
+        for page in self.keys + self.values:
+            page.fill_(value)
+
+
+def plan_memory(
+    shape: KvShape,
+    *,
+    block_size: int,
+    temporary_bytes: int,
+    context_length: int,
+    max_model_len: int | None,
+    kv_memory_bytes: int | None = None,
+    total_blocks: int | None = None,
+) -> MemoryPlan:
+    """Exactly one of `kv_memory_bytes` (for the pool and the temporaries together) and `total_blocks` is given.
+
+    max_model_len: None takes the model's context, or what the pool holds if that is less. A value that the context or
+    the pool cannot hold raises MemoryPlanError, as does a budget without room for one block.
+    """
+    if (kv_memory_bytes is None) == (total_blocks is None):
+        raise MemoryPlanError("exactly one of kv_memory_bytes and total_blocks must be given")
+    if block_size < 1:
+        raise MemoryPlanError(f"block_size must be at least 1, got {block_size}")
+    if max_model_len is not None and not 1 <= max_model_len <= context_length:
+        raise MemoryPlanError(f"max_model_len must be from 1 to the model's {context_length}, got {max_model_len}")
+    block_bytes = shape.block_bytes(block_size)
+    if kv_memory_bytes is not None:
+        total_blocks = (kv_memory_bytes - temporary_bytes) // block_bytes
+        if total_blocks < 1:
+            raise MemoryPlanError(
+                f"kv_memory_bytes is {kv_memory_bytes}; one block takes {block_bytes} and the temporaries of the "
+                f"largest step {temporary_bytes}: give at least {block_bytes + temporary_bytes}, or lower "
+                "max_batched_tokens or max_sequences"
+            )
+    assert total_blocks is not None
+    if total_blocks < 1:
+        raise MemoryPlanError(f"total_blocks must be at least 1, got {total_blocks}")
+    held = total_blocks * block_size
+    if max_model_len is not None and max_model_len > held:
+        raise MemoryPlanError(
+            f"max_model_len is {max_model_len}, but the pool holds {held} tokens ({total_blocks} blocks of {block_size})"
+        )
+    return MemoryPlan(
+        block_size=block_size,
+        total_blocks=total_blocks,
+        pool_bytes=total_blocks * block_bytes,
+        temporary_bytes=temporary_bytes,
+        max_model_len=max_model_len or min(context_length, held),
+    )
+
+
+def allocate_pool(shape: KvShape, plan: MemoryPlan) -> KvPool:
+    """Zeroed, so that the memory is there now, not when the pool first fills up."""
+    page = (plan.total_blocks, plan.block_size, shape.kv_heads, shape.head_dim)
+    return KvPool(
+        keys=tuple(torch.zeros(page, dtype=shape.dtype) for _ in range(shape.layers)),
+        values=tuple(torch.zeros(page, dtype=shape.dtype) for _ in range(shape.layers)),
+    )

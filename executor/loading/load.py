@@ -1,0 +1,104 @@
+"""From a model file and the settings of a process to a runner.
+
+Owns: the order of it: read the configuration, plan memory, load weights, allocate the pool. Must not know: services.
+"""
+
+import hashlib
+from pathlib import Path
+
+import torch
+
+from executor.cache import KvShape, allocate_pool, plan_memory
+from executor.loading.gguf import GgufError, GgufFile, find, open_gguf
+from executor.models.model import ModelError
+from executor.models.table import read_model_config
+from executor.quant.table import SCHEMES
+from executor.runner import Runner
+from executor.step import Capacity
+from kernels.backends import load as load_backend
+from kernels.ops import AttentionShape
+
+
+def load_runner(
+    path: Path,
+    *,
+    backend: str,
+    block_size: int,
+    max_batched_tokens: int,
+    max_sequences: int,
+    kv_memory_bytes: int | None = None,
+    total_blocks: int | None = None,
+    max_model_len: int | None = None,
+    scheme: str = "native",
+    threads: int | None = None,
+) -> Runner:
+    """Read, check and pack a GGUF model, and allocate its pool.
+
+    kv_memory_bytes is for the pool and a step's temporaries together; give it or total_blocks. threads sets torch's
+    number of threads for the whole process. Weights are read from the file once and not mapped afterwards.
+    Raises GgufError or ModelError for the file, MemoryPlanError or ValueError naming the setting, OSError.
+    """
+    for name, value in (("max_batched_tokens", max_batched_tokens), ("max_sequences", max_sequences)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if scheme not in SCHEMES:
+        raise ValueError(f"unknown quantization scheme {scheme!r}; there are {', '.join(SCHEMES)}")
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        torch.set_num_threads(threads)
+    ops = load_backend(backend)
+    model_hash = _sha256(path)
+    with open_gguf(path) as file:
+        config = read_model_config(file.metadata)
+        vocab_size = _vocab_size(file)
+        kv = KvShape(config.layers, config.kv_heads, config.head_dim, ops.kv_dtype)
+        attention = AttentionShape(config.heads, config.kv_heads, config.head_dim, block_size)
+        plan = plan_memory(
+            kv,
+            block_size=block_size,
+            temporary_bytes=config.activation_bytes(vocab_size, max_batched_tokens, max_sequences)
+            + ops.workspace_bytes(attention, max_batched_tokens),
+            context_length=config.context_length,
+            max_model_len=max_model_len,
+            kv_memory_bytes=kv_memory_bytes,
+            total_blocks=total_blocks,
+        )
+        model = config.load(SCHEMES[scheme](file, ops), ops, vocab_size=vocab_size, max_model_len=plan.max_model_len)
+    capacity = Capacity(
+        block_size=block_size,
+        total_blocks=plan.total_blocks,
+        max_batched_tokens=max_batched_tokens,
+        max_sequences=max_sequences,
+        max_model_len=plan.max_model_len,
+        vocab_size=vocab_size,
+    )
+    numerics = (model_hash, scheme, ops.name, ops.instruction_set(), f"deterministic={ops.deterministic}")
+    return Runner(
+        model=model,
+        pool=allocate_pool(kv, plan),
+        capacity=capacity,
+        memory=plan,
+        model_hash=model_hash,
+        numerics=hashlib.sha256("\n".join(numerics).encode()).hexdigest(),
+    )
+
+
+def _vocab_size(file: GgufFile) -> int:
+    """Rows of the embedding, which the metadata must not contradict."""
+    info = file.tensors.get("token_embd.weight")
+    if info is None:
+        raise GgufError("tensor 'token_embd.weight' is missing")
+    if len(info.shape) != 2:
+        raise GgufError(f"tensor 'token_embd.weight' has shape {list(info.shape)}, expected 2 dimensions")
+    rows = info.shape[0]
+    architecture = find(file.metadata, "general.architecture", str)
+    stated = find(file.metadata, f"{architecture}.vocab_size", int)
+    if stated is not None and stated != rows:
+        raise ModelError(f"{architecture}.vocab_size is {stated}, but token_embd.weight has {rows} rows")
+    return rows
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,136 @@
+"""Runs steps: batch, forward, sample.
+
+Owns: the model, the pool and the slots; one thread calls it. Must not know: the wire, clocks other than the one that
+times a step, who owns the executor.
+Invariant: a step that raises StepError has changed nothing; a step's tokens depend on its sequences alone.
+"""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from executor.batch import build_batch
+from executor.cache import KvPool, MemoryPlan
+from executor.models.model import Model
+from executor.sampling import Draw, SampledSequence, sample
+from executor.slots import Slots, StepError
+from executor.step import Capacity, NewSequence, SamplingParams, Slice, SliceResult, Step, StepResult, StepTimings
+
+__all__ = ["Runner", "StepError"]
+
+
+class Runner:
+    """Made by `executor.loading.load.load_runner`."""
+
+    def __init__(
+        self, *, model: Model, pool: KvPool, capacity: Capacity, memory: MemoryPlan, model_hash: str, numerics: str
+    ) -> None:
+        self.capacity = capacity
+        self.memory = memory
+        self.model_hash = model_hash  # SHA-256 of the file, hexadecimal
+        self.numerics = numerics  # equal on executors whose results are equal bit for bit; hexadecimal
+        self.weight_bytes = model.weight_bytes
+        self.pool = pool
+        self._model = model
+        self._slots = Slots(capacity)
+
+    def run(self, step: Step) -> StepResult:
+        """Raises StepError, before any state changes, for a step that does not follow from the ones before."""
+        with torch.inference_mode():
+            started = time.perf_counter_ns()
+            self._slots.check(step)
+            sequences = self._slots.advance(step)
+            batch = build_batch(sequences, self.capacity.block_size)
+            prepared = time.perf_counter_ns()
+            hidden = self._model.forward(batch, self.pool)
+            logits = self._model.logits(hidden[batch.sample_rows])
+            computed = time.perf_counter_ns()
+            results = self._sample(step, logits)
+            ended = time.perf_counter_ns()
+        timings = StepTimings(
+            prepare_ns=prepared - started, forward_ns=computed - prepared, sample_ns=ended - computed
+        )
+        return StepResult(step.step_id, results, timings)
+
+    def reset(self) -> None:
+        """A new epoch: no sequences. What the pool holds means nothing any more."""
+        self._slots.clear()
+
+    @property
+    def live_sequences(self) -> int:
+        return self._slots.live
+
+    def warm_up(self) -> None:
+        """Run a small step, so that the first real one finds everything in place. Leaves no sequences.
+
+        Raises RuntimeError where there are sequences, or if the model's answer is not a number.
+        """
+        self._require_idle("warm_up")
+        size = min(2, self.capacity.max_batched_tokens, self.capacity.max_model_len, self.capacity.block_size)
+        new = NewSequence(SamplingParams(temperature=0.0), prompt_len=size)
+        part = Slice(slot=0, start=0, count=size, token_ids=(0,) * size, new_block_ids=(0,), samples=True, new=new)
+        result = self.run(Step(step_id=1, slices=(part,)))
+        self.reset()
+        if result.results[0].error is not None:
+            raise RuntimeError(f"the model does not compute: {result.results[0].error.message}")
+
+    def score(self, token_ids: Sequence[int], first: int) -> list[float]:
+        """ln p(token_ids[i] | those before it) for i from `first` on, by the code that serves. Leaves no sequences.
+
+        Never holds more rows of logits than a serving step. Raises RuntimeError where there are sequences, StepError
+        where the ids do not fit the model or the pool, ValueError for `first` outside [1, number of ids].
+        """
+        self._require_idle("score")
+        if not 1 <= first <= len(token_ids):
+            raise ValueError(f"first must be from 1 to {len(token_ids)}, got {first}")
+        size = self.capacity.block_size
+        blocks = tuple(range(-(-len(token_ids) // size)))
+        scores: list[float] = []
+        for start in range(0, len(token_ids), self.capacity.max_batched_tokens):
+            chunk = tuple(token_ids[start : start + self.capacity.max_batched_tokens])
+            new = NewSequence(SamplingParams(), prompt_len=len(token_ids)) if start == 0 else None
+            part = Slice(0, start, len(chunk), chunk, blocks if start == 0 else (), samples=False, new=new)
+            step = Step(1, (part,))
+            self._slots.check(step)
+            with torch.inference_mode():
+                batch = build_batch(self._slots.advance(step), size)
+                hidden = self._model.forward(batch, self.pool)
+                low = max(first - 1 - start, 0)
+                high = min(len(chunk), len(token_ids) - 1 - start)
+                targets = torch.tensor(token_ids[start + low + 1 : start + high + 1])
+                scores += self._score_rows(hidden[low:high], targets)
+        self.reset()
+        return scores
+
+    def _sample(self, step: Step, logits: Tensor) -> tuple[SliceResult, ...]:
+        sampling = [part.slot for part in step.slices if part.samples]
+        slots = [self._slots[index] for index in sampling]
+        sequences = [SampledSequence(slot.sampling, slot.tokens, slot.prompt_len) for slot in slots]
+        results = []
+        for index, slot, drawn in zip(sampling, slots, sample(logits, sequences), strict=True):
+            draw = Draw(error=slot.error) if slot.error is not None else drawn
+            slot.drawn, slot.error = draw.token_id, draw.error
+            results.append(_result(index, draw))
+        return tuple(results)
+
+    def _score_rows(self, hidden: Tensor, targets: Tensor) -> list[float]:
+        scores: list[float] = []
+        step = self.capacity.max_sequences
+        for start in range(0, hidden.shape[0], step):
+            logits = self._model.logits(hidden[start : start + step]).to(torch.float64)
+            chosen = logits.gather(1, targets[start : start + step].unsqueeze(1)).squeeze(1)
+            scores += (chosen - torch.logsumexp(logits, dim=1)).tolist()
+        return scores
+
+    def _require_idle(self, action: str) -> None:
+        if self._slots.live:
+            raise RuntimeError(f"{action} needs an idle executor; {self._slots.live} sequences are live")
+
+
+def _result(slot: int, draw: Draw) -> SliceResult:
+    if draw.token_id is None:
+        return SliceResult(slot, (), error=draw.error)
+    return SliceResult(slot, (draw.token_id,), () if draw.logprobs is None else (draw.logprobs,))
+

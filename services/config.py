@@ -1,0 +1,173 @@
+"""What can be set about each process: one frozen dataclass per process.
+
+Owns names, defaults, limits and wording of the settings. `services.settings` turns them into flags, variables,
+checks and tables. Must not read the environment.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from services.address import parse_address
+from services.errors import InvalidArgument
+from services.settings import ConfigError, Settings, setting
+
+MODEL = "smollm2-135m"
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def _target(text: str) -> None:
+    if not text.startswith("dns:"):
+        parse_address(text)
+
+
+def _otlp(text: str) -> None:
+    if not text.startswith(("http://", "https://")):
+        raise InvalidArgument(f"{text!r} must start with http:// or https:// (OTLP over gRPC, port 4317)")
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig(Settings):
+    """Where traces go, and how much is said."""
+
+    otlp_endpoint: str | None = setting(
+        None,
+        "OTLP/gRPC collector that receives the spans; without one nothing is traced",
+        shared=True,
+        aliases=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        check=_otlp,
+    )
+    trace_sample_ratio: float = setting(
+        1.0, "share of traces kept, where the caller has not decided", minimum=0, maximum=1, shared=True
+    )
+    otlp_timeout_s: float = setting(
+        5.0, "longest wait for the collector", unit="s", minimum=0.1, maximum=60, shared=True
+    )
+    log_level: str = setting("info", "least level that is logged", choices=LEVELS, shared=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ListenConfig(Settings):
+    """Where a process is reached, and how it leaves."""
+
+    listen: str = setting("127.0.0.1:0", "gRPC address: host:port or unix:/path", check=parse_address)
+    metrics_listen: str | None = setting(
+        None, "HTTP address of /metrics, /health and /ready; none serves none", check=parse_address
+    )
+    drain_s: float = setting(
+        30.0, "after SIGTERM, how long running requests may go on", unit="s", minimum=0, maximum=3600, shared=True
+    )
+    max_connection_age_s: float | None = setting(
+        None,
+        "age at which clients are asked to connect anew, so that new replicas get their share",
+        unit="s",
+        minimum=1,
+        shared=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits(Settings):
+    """The four layered limits of a request: what holds when it names none, and the most it may name."""
+
+    queue_limit_s: float = setting(60.0, "default limit of waiting in the queue", unit="s", minimum=0.001)
+    queue_limit_max_s: float = setting(600.0, "largest queue limit", unit="s", minimum=0.001)
+    first_token_limit_s: float = setting(120.0, "default limit to the first token", unit="s", minimum=0.001)
+    first_token_limit_max_s: float = setting(600.0, "largest first token limit", unit="s", minimum=0.001)
+    between_tokens_limit_s: float = setting(60.0, "default limit between two tokens", unit="s", minimum=0.001)
+    between_tokens_limit_max_s: float = setting(300.0, "largest limit between two tokens", unit="s", minimum=0.001)
+    total_limit_s: float = setting(600.0, "default limit of a whole request", unit="s", minimum=0.001)
+    total_limit_max_s: float = setting(3600.0, "largest limit of a whole request", unit="s", minimum=0.001)
+
+    def validate(self) -> None:
+        for name in ("queue_limit", "first_token_limit", "between_tokens_limit", "total_limit"):
+            default, most = getattr(self, f"{name}_s"), getattr(self, f"{name}_max_s")
+            if default > most:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(
+                    f"{flag}-s is {default:g} s, more than {flag}-max-s, {most:g} s", field=f"{flag}-s", limit=most
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig(Settings):
+    process: ClassVar[str] = "executor"
+
+    net: ListenConfig = dataclasses.field(default_factory=lambda: ListenConfig(listen="127.0.0.1:50053"))
+    model: str = setting(MODEL, "catalogue name or path of a GGUF file", minimum=1, shared=True)
+    backend: str = setting("cpu", "which kernels run", choices=("cpu", "reference"))
+    block_size: int = setting(16, "tokens in a KV block", unit="tokens", minimum=1, maximum=256)
+    kv_memory_mib: int = setting(512, "memory for KV blocks", unit="MiB", minimum=1)
+    total_blocks: int | None = setting(None, "number of KV blocks, instead of kv-memory-mib", minimum=1)
+    max_batched_tokens: int = setting(512, "most tokens computed in a step", unit="tokens", minimum=1, maximum=1 << 20)
+    max_sequences: int = setting(64, "most sequences in a step", minimum=1, maximum=65536)
+    max_model_len: int | None = setting(None, "longest sequence; none takes the model's own", unit="tokens", minimum=1)
+    threads: int | None = setting(None, "threads that compute; none takes all cores", minimum=1, maximum=1024)
+    lease_ttl_s: float = setting(
+        5.0, "silence after which another scheduler may claim", unit="s", minimum=0.1, maximum=600
+    )
+    heartbeat_s: float = setting(1.0, "time between heartbeats", unit="s", minimum=0.01, maximum=60)
+    telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
+
+    def validate(self) -> None:
+        if self.heartbeat_s * 2 > self.lease_ttl_s:
+            raise ConfigError(
+                f"--heartbeat-s is {self.heartbeat_s:g} s, allowed is at most half of --lease-ttl-s, "
+                f"{self.lease_ttl_s:g} s",
+                field="--heartbeat-s",
+                limit=self.lease_ttl_s / 2,
+            )
+        if self.max_sequences > self.max_batched_tokens:
+            raise ConfigError(
+                f"--max-sequences is {self.max_sequences}, allowed is at most --max-batched-tokens, "
+                f"{self.max_batched_tokens}: each sequence needs a token in a step",
+                field="--max-sequences",
+                limit=self.max_batched_tokens,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig(Settings):
+    process: ClassVar[str] = "scheduler"
+
+    net: ListenConfig = dataclasses.field(default_factory=lambda: ListenConfig(listen="127.0.0.1:50052"))
+    executors: tuple[str, ...] = setting(
+        ("127.0.0.1:50053",), "executors, separated by commas", minimum=1, check=_target
+    )
+    policy: str = setting("fcfs", "order of the waiting queue", choices=("fcfs",))
+    steps_in_flight: int = setting(2, "steps sent before the first is answered", minimum=1, maximum=2)
+    max_queued_requests: int = setting(1024, "most requests waiting", minimum=1)
+    max_queued_tokens: int = setting(1_000_000, "most prompt tokens waiting", unit="tokens", minimum=1)
+    prefill_chunk: int | None = setting(
+        None, "most prompt tokens of one request in a step; none means the step's budget", unit="tokens", minimum=1
+    )
+    watermark: float = setting(0.01, "share of blocks kept free at admission", minimum=0, maximum=0.5)
+    default_max_tokens: int | None = setting(
+        None, "output limit of requests that name none; none means the context", unit="tokens", minimum=1
+    )
+    limits: TimeLimits = dataclasses.field(default_factory=TimeLimits)
+    executor_grace_s: float = setting(
+        60.0, "how long work waits for a lost executor", unit="s", minimum=0, maximum=3600
+    )
+    stream_buffer_tokens: int = setting(
+        256, "tokens buffered for a slow reader before deltas are merged", unit="tokens", minimum=1
+    )
+    slow_reader_s: float = setting(30.0, "how long a reader may be slow before its stream ends", unit="s", minimum=0.1)
+    slow_request_s: float = setting(30.0, "requests that take longer are logged in detail", unit="s", minimum=0)
+    telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig(Settings):
+    process: ClassVar[str] = "tokenizer"
+
+    net: ListenConfig = dataclasses.field(default_factory=lambda: ListenConfig(listen="127.0.0.1:50051"))
+    scheduler: str = setting("127.0.0.1:50052", "scheduler that requests go to", check=_target)
+    model: str = setting(MODEL, "catalogue name or path of a GGUF file", minimum=1, shared=True)
+    http: str | None = setting(None, "HTTP address of the OpenAI gateway; none serves none", check=parse_address)
+    max_prompt_bytes: int = setting(8 << 20, "largest prompt text", unit="bytes", minimum=1, maximum=64 << 20)
+    slow_request_s: float = setting(30.0, "requests that take longer are logged in detail", unit="s", minimum=0)
+    telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
+
+
+PROCESSES: tuple[type[Settings], ...] = (TokenizerConfig, SchedulerConfig, ExecutorConfig)

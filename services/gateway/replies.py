@@ -1,0 +1,220 @@
+"""A transcript to the JSON that OpenAI's clients read: whole answers and chunks.
+
+Pure. Owns how an event looks on the two endpoints, a Style each. Invariant: the chunks' texts joined are the text of
+the whole answer, and the last usage is the same in both.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from services.gateway import shapes
+from services.gateway.transcript import FINISH_REASONS, Transcript
+from tercet.v1 import tokenizer_pb2
+
+LOWEST_LOGPROB: Final = -9999.0  # stands for minus infinity, which JSON cannot write
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What all chunks of one reply share. created: seconds since 1970."""
+
+    request_id: str
+    created: int
+    model: str
+    fingerprint: str | None
+
+
+Logprobs = Sequence[tokenizer_pb2.TextLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one endpoint writes.
+
+    whole: (index, text, logprobs, reason). piece: (index, text, logprobs, whether it is the answer's first,
+    characters before it). end: (index, reason, whether nothing came before).
+    """
+
+    id_prefix: str
+    whole_object: Literal["chat.completion", "text_completion"]
+    chunk_object: Literal["chat.completion.chunk", "text_completion"]
+    whole: Callable[[int, str, Logprobs | None, shapes.FinishReason], shapes.Choice]
+    piece: Callable[[int, str, Logprobs | None, bool, int], shapes.Choice]
+    end: Callable[[int, shapes.FinishReason, bool], shapes.Choice]
+
+
+def frame_of(transcript: Transcript, request_id: str, created: int) -> Frame:
+    accepted = transcript.accepted or tokenizer_pb2.Accepted()
+    return Frame(request_id, created, accepted.model, accepted.numerics or None)
+
+
+def whole(style: Style, frame: Frame, transcript: Transcript, *, logprobs: bool) -> shapes.Reply:
+    """The reply of a request that does not stream. The transcript is complete."""
+    choices = [
+        style.whole(index, answer.text, answer.logprobs if logprobs else None, finish_reason(answer.finished))
+        for index, answer in enumerate(transcript.answers)
+        if answer.finished is not None
+    ]
+    reply = _reply(style.id_prefix, style.whole_object, frame, choices)
+    reply["usage"] = final_usage(transcript)
+    return reply
+
+
+def delta_chunk(
+    style: Style, frame: Frame, transcript: Transcript, delta: tokenizer_pb2.TextDelta, *, first: bool, logprobs: bool
+) -> shapes.Reply:
+    """The chunk of one delta that was applied. first: no chunk of this answer was sent before."""
+    offset = transcript.answers[delta.index].characters - len(delta.text)
+    choice = style.piece(delta.index, delta.text, delta.logprobs if logprobs else None, first, offset)
+    return _reply(style.id_prefix, style.chunk_object, frame, [choice])
+
+
+def end_chunk(style: Style, frame: Frame, finished: tokenizer_pb2.Finished, *, first: bool) -> shapes.Reply:
+    choice = style.end(finished.index, finish_reason(finished), first)
+    return _reply(style.id_prefix, style.chunk_object, frame, [choice])
+
+
+def usage_chunk(style: Style, frame: Frame, transcript: Transcript) -> shapes.Reply:
+    """The last chunk of a stream whose caller asked for usage: no choices."""
+    reply = _reply(style.id_prefix, style.chunk_object, frame, [])
+    reply["usage"] = final_usage(transcript)
+    return reply
+
+
+def running_usage(transcript: Transcript) -> shapes.Usage:
+    """Tokens so far; what came from the prefix cache is known at the end only."""
+    streamed = transcript.streamed_tokens
+    return {
+        "prompt_tokens": transcript.prompt_tokens,
+        "completion_tokens": streamed,
+        "total_tokens": transcript.prompt_tokens + streamed,
+    }
+
+
+def final_usage(transcript: Transcript) -> shapes.Usage:
+    """Of all answers: the prompt once, the delivered tokens added up."""
+    usages = [answer.finished.usage for answer in transcript.answers if answer.finished is not None]
+    prompt = max((usage.prompt_tokens for usage in usages), default=transcript.prompt_tokens)
+    delivered = sum(usage.delivered_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": delivered,
+        "total_tokens": prompt + delivered,
+        "prompt_tokens_details": {"cached_tokens": max((usage.cached_tokens for usage in usages), default=0)},
+    }
+
+
+def finish_reason(finished: tokenizer_pb2.Finished) -> shapes.FinishReason:
+    return FINISH_REASONS[finished.reason]
+
+
+def model_card(description: tokenizer_pb2.TokenizerServiceDescribeResponse, created: int) -> shapes.Model:
+    return {
+        "id": description.model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "tercet",
+        "max_model_len": description.model.max_model_len,
+    }
+
+
+def _reply(
+    prefix: str,
+    kind: Literal["chat.completion", "chat.completion.chunk", "text_completion"],
+    frame: Frame,
+    choices: list[shapes.Choice],
+) -> shapes.Reply:
+    return {
+        "id": f"{prefix}-{frame.request_id}",
+        "object": kind,
+        "created": frame.created,
+        "model": frame.model,
+        "system_fingerprint": frame.fingerprint,
+        "choices": choices,
+    }
+
+
+def _chat_whole(index: int, text: str, logprobs: Logprobs | None, reason: shapes.FinishReason) -> shapes.ChatChoice:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": text, "refusal": None},
+        "logprobs": _chat_logprobs(logprobs),
+        "finish_reason": reason,
+    }
+
+
+def _chat_piece(index: int, text: str, logprobs: Logprobs | None, first: bool, offset: int) -> shapes.ChatChunkChoice:
+    delta: shapes.Delta = {"role": "assistant", "content": text} if first else {"content": text}
+    return {"index": index, "delta": delta, "logprobs": _chat_logprobs(logprobs), "finish_reason": None}
+
+
+def _chat_end(index: int, reason: shapes.FinishReason, first: bool) -> shapes.ChatChunkChoice:
+    delta: shapes.Delta = {"role": "assistant", "content": ""} if first else {}
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _completion_whole(
+    index: int, text: str, logprobs: Logprobs | None, reason: shapes.FinishReason
+) -> shapes.CompletionChoice:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": _completion_logprobs(logprobs, 0),
+        "finish_reason": reason,
+    }
+
+
+def _completion_piece(
+    index: int, text: str, logprobs: Logprobs | None, first: bool, offset: int
+) -> shapes.CompletionChoice:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": _completion_logprobs(logprobs, offset),
+        "finish_reason": None,
+    }
+
+
+def _completion_end(index: int, reason: shapes.FinishReason, first: bool) -> shapes.CompletionChoice:
+    return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
+
+
+def _chat_logprobs(logprobs: Logprobs | None) -> shapes.ChatLogprobs | None:
+    if logprobs is None:
+        return None
+    content: list[shapes.TokenLogprob] = [
+        {**_top_logprob(entry.drawn), "top_logprobs": [_top_logprob(top) for top in entry.top]} for entry in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _top_logprob(entry: tokenizer_pb2.TextLogprob) -> shapes.TopLogprob:
+    return {"token": entry.text, "logprob": _finite(entry.logprob), "bytes": list(entry.bytes)}
+
+
+def _completion_logprobs(logprobs: Logprobs | None, offset: int) -> shapes.CompletionLogprobs | None:
+    """text_offset: characters of the tokens' own texts, which at a split character differ from the deltas'."""
+    if logprobs is None:
+        return None
+    offsets = []
+    for entry in logprobs:
+        offsets.append(offset)
+        offset += len(entry.drawn.text)
+    return {
+        "tokens": [entry.drawn.text for entry in logprobs],
+        "token_logprobs": [_finite(entry.drawn.logprob) for entry in logprobs],
+        "top_logprobs": [{top.text: _finite(top.logprob) for top in reversed(entry.top)} for entry in logprobs],
+        "text_offset": offsets,
+    }
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else LOWEST_LOGPROB
+
+
+CHAT: Final = Style("chatcmpl", "chat.completion", "chat.completion.chunk", _chat_whole, _chat_piece, _chat_end)
+COMPLETION: Final = Style(
+    "cmpl", "text_completion", "text_completion", _completion_whole, _completion_piece, _completion_end
+)

@@ -1,0 +1,382 @@
+"""The scheduler's shell: one core, its live requests, its lanes. Everything runs on one event loop, so there are no
+locks, and no method but `drain` waits.
+
+Owns: ids and sampling of each request (the core knows lengths only), the mapping of emissions to streams, the
+deadline timer. Must not know gRPC: `service` speaks to callers, `lease` to executors.
+Invariant: whatever changes the core hands its emissions to `_carry_out` and wakes the lanes.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, Tracer
+
+from executor.step import Slice, SliceResult, Step, StepResult
+from services.errors import Aborted, AlreadyExists, Cancelled, InvalidArgument, ResourceExhausted, Unavailable
+from services.scheduler import endings
+from services.scheduler.calls import (
+    Admitted,
+    Displaced,
+    DoesNotFit,
+    Emission,
+    Finished,
+    LaneId,
+    LaneSpec,
+    Load,
+    Plan,
+    Preempted,
+    QueueFull,
+    SequenceKey,
+    SequenceOutcome,
+    SequenceView,
+    StepOutcome,
+    Submission,
+    Tokens,
+)
+from services.scheduler.core import SchedulerCore
+from services.scheduler.cost import DrainRate
+from services.scheduler.intake import Admission, ServedModel
+from services.scheduler.live import LiveRequest
+from services.scheduler.observer import Observer
+from services.scheduler.outbox import Drawn, Outbox
+from services.scheduler.request_trace import RequestTrace
+
+TICK_S: Final = 0.5
+TOMBSTONE_NS: Final = 30_000_000_000
+
+RequestName = tuple[str, str]  # tenant, request id
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    stream_buffer_tokens: int = 256
+    slow_reader_ns: int = 30_000_000_000
+    executor_grace_ns: int = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FilledStep:
+    """A step to send, and for each of its new sequences the live request that it belongs to."""
+
+    step: Step
+    new: dict[int, LiveRequest]  # by slot
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The shell's part of a lane."""
+
+    wake: asyncio.Event
+    planned: dict[int, Plan]  # steps in flight
+
+
+class Engine:
+    def __init__(
+        self,
+        core: SchedulerCore,
+        config: EngineConfig,
+        tracer: Tracer,
+        observer: Observer,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._core = core
+        self._config = config
+        self._tracer = tracer
+        self._observer = observer
+        self._clock = clock
+        self._live: dict[SequenceKey, LiveRequest] = {}
+        self._names: dict[RequestName, SequenceKey] = {}
+        self._tombstones: dict[RequestName, int] = {}  # aborted before they came -> forgotten at
+        self._lanes: dict[LaneId, _Lane] = {}
+        self._drain_rate = DrainRate()
+        self._serial = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._lost_since: int | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+        self.model: ServedModel | None = None
+
+    # -- callers ---------------------------------------------------------------------------------------------------
+
+    def served_model(self) -> ServedModel:
+        """What requests are checked against. Raises Unavailable while nothing can serve."""
+        if self.draining:
+            raise Unavailable("the scheduler is draining and takes no new requests", reason="DRAINING")
+        if self.model is None:
+            raise Unavailable("no executor has answered yet", reason="NO_EXECUTOR")
+        if self._lost_since is not None and self._clock() - self._lost_since > self._config.executor_grace_ns:
+            raise Unavailable("the executor is lost", reason="EXECUTOR_LOST")
+        return self.model
+
+    def submit(self, admission: Admission, span: Span, parent: Context) -> LiveRequest:
+        """Queues a request. Raises AlreadyExists, Cancelled, InvalidArgument, ResourceExhausted or Unavailable."""
+        model = self.served_model()
+        now = self._clock()
+        caller = admission.caller
+        name = (caller.tenant, caller.request_id)
+        if self._tombstones.pop(name, 0) > now:
+            raise Cancelled("the request was aborted before it came", reason="ABORTED_EARLY")
+        self._supersede(name, caller.attempt)
+        self._serial += 1
+        key = f"{caller.tenant}/{caller.request_id}#{self._serial}"
+        try:
+            accepted = self._core.submit(
+                Submission(
+                    key=key,
+                    tenant=caller.tenant,
+                    prompt_len=len(admission.prompt_ids),
+                    max_tokens=admission.max_tokens,
+                    limits=admission.limits,
+                    priority=caller.priority,
+                ),
+                now,
+            )
+        except DoesNotFit as error:
+            raise InvalidArgument(error.message, field=error.field) from error
+        except QueueFull as error:
+            self._observer.rejected("queue_full")
+            wait = self._drain_rate.seconds_for(1, now)
+            raise ResourceExhausted(
+                error.message, reason="QUEUE_FULL", field=error.field, retry_after_s=wait
+            ) from error
+        live = LiveRequest(
+            key=key,
+            admission=admission,
+            position=accepted.position,
+            max_tokens=accepted.max_tokens or model.max_model_len - len(admission.prompt_ids),
+            numerics=model.numerics,
+            outbox=Outbox(self._config.stream_buffer_tokens, self._config.slow_reader_ns),
+            trace=RequestTrace(self._tracer, parent, now),
+            span=span,
+            ids=list(admission.prompt_ids),
+        )
+        live.trace.queued("new", now)
+        self._live[key] = live
+        self._names[name] = key
+        self._idle.clear()
+        self._observer.accepted(live)
+        self._after(())
+        return live
+
+    def cancel(self, live: LiveRequest, verdict: endings.Verdict) -> None:
+        """Ends a request from this side, in whatever phase it is. Nothing happens if it has ended."""
+        if live.key in self._live:
+            live.verdict = verdict
+            self._after(self._core.cancel(live.key, self._clock()))
+
+    def abort(self, tenant: str, request_id: str) -> bool:
+        """Whether the request was live. An unknown one is remembered, since its Generate may still come."""
+        live = self._find(tenant, request_id)
+        if live is None:
+            self._tombstones[(tenant, request_id)] = self._clock() + TOMBSTONE_NS
+            return False
+        self.cancel(live, Cancelled("the request was aborted", reason="ABORTED_BY_CALLER"))
+        return True
+
+    def stop(self, tenant: str, request_id: str, kept_tokens: int) -> bool:
+        """A stop string was found after `kept_tokens` output tokens. Whether the request was live."""
+        live = self._find(tenant, request_id)
+        if live is None:
+            return False
+        if not 1 <= kept_tokens <= live.output_tokens:
+            raise InvalidArgument(
+                f"kept_tokens is {kept_tokens}; {live.output_tokens} tokens were delivered",
+                field="kept_tokens",
+                limit=live.output_tokens,
+            )
+        live.trace.stopped()
+        self._after(self._core.stop(live.key, kept_tokens, self._clock()))
+        return True
+
+    def load(self) -> Load:
+        return self._core.load()
+
+    def live_requests(self) -> Sequence[LiveRequest]:
+        """Oldest first."""
+        return tuple(self._live.values())
+
+    def views(self) -> Sequence[tuple[LiveRequest, SequenceView]]:
+        """Live requests as the core sees them, oldest first."""
+        return tuple((self._live[view.key], view) for view in self._core.sequences())
+
+    def age_ns(self, view: SequenceView) -> int:
+        return self._clock() - view.submitted_ns
+
+    async def drain(self, limit_s: float) -> int:
+        """Refuses new work, waits for the old, cancels what is left at the limit. How many were cancelled."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        left = self.live_requests()
+        for live in left:
+            self.cancel(live, Unavailable("the scheduler was drained", reason="DRAINING"))
+        return len(left)
+
+    # -- lanes -----------------------------------------------------------------------------------------------------
+
+    def attach(self, lane: LaneId, spec: LaneSpec, model: ServedModel) -> asyncio.Event:
+        """A lease was granted. The event is set whenever planning may have become possible."""
+        self.model = model
+        self._lost_since = None
+        state = _Lane(asyncio.Event(), {})
+        self._lanes[lane] = state
+        self._after(self._core.attach(lane, spec, self._clock()))
+        return state.wake
+
+    def lose(self, lane: LaneId) -> None:
+        """The lease is over; what ran there waits again."""
+        if self._lanes.pop(lane, None) is None:
+            return
+        now = self._clock()
+        if not self._lanes:
+            self._lost_since = now
+        self._after(self._core.lose(lane, now))
+
+    def plan(self, lane: LaneId) -> FilledStep | None:
+        """The next step of a lane, or None while there is nothing to send."""
+        now = self._clock()
+        plan = self._core.plan(lane, now)
+        if plan is None:
+            return None
+        self._lanes[lane].planned[plan.step_id] = plan
+        self._carry_out((*plan.preempted, *plan.admitted), now, plan.step_id)
+        new: dict[int, LiveRequest] = {}
+        slices = []
+        for planned in plan.slices:
+            live = self._live[planned.key]
+            if planned.admitted:
+                new[planned.slot] = live
+            live.trace.computed()
+            slices.append(
+                Slice(
+                    slot=planned.slot,
+                    start=planned.start,
+                    count=planned.count,
+                    token_ids=live.ids_for(planned.start, planned.count),
+                    new_block_ids=planned.new_block_ids,
+                    samples=planned.samples,
+                    new=live.as_new_sequence() if planned.admitted else None,
+                )
+            )
+        return FilledStep(Step(plan.step_id, tuple(slices)), new, sum(piece.count for piece in slices))
+
+    def apply(self, lane: LaneId, result: StepResult) -> None:
+        """What a step gave: tokens go to their streams, endings too."""
+        now = self._clock()
+        plan = self._lanes[lane].planned.pop(result.step_id)
+        sampling = [planned for planned in plan.slices if planned.samples]
+        drawn: dict[SequenceKey, Drawn] = {}
+        outcomes = []
+        for planned, part in zip(sampling, result.results, strict=True):
+            drawn[planned.key] = Drawn(part.token_ids, part.logprobs)
+            outcomes.append(self._outcome(planned.key, part))
+        emissions = self._core.apply(lane, StepOutcome(result.step_id, tuple(outcomes)), now)
+        self._carry_out(emissions, now, result.step_id, drawn)
+        self._after(())
+
+    def _outcome(self, key: SequenceKey, part: SliceResult) -> SequenceOutcome:
+        live = self._live.get(key)
+        if live is None:
+            return SequenceOutcome(part.slot, len(part.token_ids), failed=part.error is not None)
+        if part.error is not None:
+            live.verdict = endings.of_row_error(part.error)
+            return SequenceOutcome(part.slot, 0, failed=True)
+        ended = part.token_ids[-1] in live.admission.sampling.stop_token_ids
+        return SequenceOutcome(part.slot, len(part.token_ids), ended=ended)
+
+    # -- what every change leads to --------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Called every TICK_S: what no other event brings up."""
+        now = self._clock()
+        self._tombstones = {name: until for name, until in self._tombstones.items() if until > now}
+        for live in self.live_requests():
+            if live.outbox.overdue(now):
+                self.cancel(live, endings.slow_reader())
+        if self._lost_since is not None and now - self._lost_since > self._config.executor_grace_ns:
+            for live in self.live_requests():
+                self.cancel(live, Unavailable("the executor is lost", reason="EXECUTOR_LOST"))
+        self._observer.load(self._core.load(), self._core.totals())
+
+    def _after(self, emissions: Iterable[Emission]) -> None:
+        now = self._clock()
+        self._carry_out(emissions, now)
+        self._arm(now)
+        for lane in self._lanes.values():
+            lane.wake.set()
+
+    def _arm(self, now: int) -> None:
+        """One timer, at the core's next deadline."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._core.next_deadline()
+        if deadline is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0, deadline - now) / 1e9, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._after(self._core.expire(self._clock()))
+
+    def _carry_out(
+        self,
+        emissions: Iterable[Emission],
+        now: int,
+        step_id: int = 0,
+        drawn: dict[SequenceKey, Drawn] | None = None,
+    ) -> None:
+        for emission in emissions:
+            live = self._live[emission.key]
+            match emission:
+                case Admitted():
+                    live.trace.admitted(emission.cached_tokens, step_id, now)
+                case Tokens():
+                    live.deliver((drawn or {})[emission.key].first(emission.count), now)
+                    live.trace.token(step_id, now)
+                    self._observer.tokens(live)
+                case Preempted() | Displaced():
+                    why = "preempted" if isinstance(emission, Preempted) else "executor_lost"
+                    live.trace.queued(why, now)
+                    self._observer.preempted(live, why)
+                case Finished():
+                    self._finish(live, emission, now)
+
+    def _finish(self, live: LiveRequest, finished: Finished, now: int) -> None:
+        caller = live.admission.caller
+        del self._live[live.key]
+        self._names.pop((caller.tenant, caller.request_id), None)
+        self._drain_rate.observe(now)
+        phase = live.trace.phase
+        times = live.trace.finished(finished.usage.delivered, now)
+        ending = endings.of(finished, live.verdict, times)
+        self._observer.ended(live, finished.usage, times, endings.outcome(ending, phase))
+        live.end(ending)
+        if not self._live:
+            self._idle.set()
+
+    def _find(self, tenant: str, request_id: str) -> LiveRequest | None:
+        key = self._names.get((tenant, request_id))
+        return None if key is None else self._live[key]
+
+    def _supersede(self, name: RequestName, attempt: int) -> None:
+        """A higher attempt of a live request takes its place."""
+        live = self._find(*name)
+        if live is None:
+            return
+        current = live.admission.caller.attempt
+        if attempt <= current:
+            raise AlreadyExists(
+                f"request {name[1]} is live with attempt {current}; a retry needs a higher attempt",
+                field="context.request_id",
+            )
+        self.cancel(live, Aborted(f"superseded by attempt {attempt}", reason="SUPERSEDED"))

@@ -1,0 +1,176 @@
+"""A Generate message to an admission, or the error that names the field and the limit.
+
+Pure: the caller passes what it knows of the model, the clock's leftovers and a seed. Nothing is allocated in proportion
+to a bad number, and nothing that this build does not serve is ignored.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from executor.step import SamplingParams
+from services import wire
+from services.callers import Caller
+from services.errors import DeadlineExceeded, InvalidArgument, Unimplemented
+from services.scheduler.calls import Limits
+from tercet.v1 import common_pb2, scheduler_pb2
+
+HOP_MARGIN_NS: Final = 50_000_000
+HOP_MARGIN_SHARE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a request is checked against."""
+
+    vocab_size: int
+    max_model_len: int  # tokens
+    eos_token_ids: tuple[int, ...]
+    numerics: str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPolicy:
+    """What holds where a request says nothing, and what it can have at most."""
+
+    default: Limits
+    maximum: Limits
+    default_max_tokens: int | None = None  # None: what the context leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that is well-formed for the model served."""
+
+    caller: Caller
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams  # stop_token_ids holds the model's own end ids too
+    max_tokens: int | None
+    limits: Limits  # durations from now
+    effective: Limits  # as told to the caller: durations from the request's own start
+
+
+def read_generate(
+    request: scheduler_pb2.SchedulerServiceGenerateRequest,
+    *,
+    caller: Caller,
+    model: ServedModel,
+    policy: LimitPolicy,
+    deadline_left_ns: int | None,
+    draw_seed: Callable[[], int],
+) -> Admission:
+    """The admission that a message asks for.
+
+    Raises InvalidArgument or Unimplemented naming the field; DeadlineExceeded where the time is already up.
+    """
+    _refuse_unserved(request)
+    prompt = _prompt(request.prompt_ids, model)
+    max_tokens = _max_tokens(request.sampling, len(prompt), model, policy.default_max_tokens)
+    sampling = _sampling(request.sampling, model, max_tokens, draw_seed)
+    effective = _effective(request.limits, policy)
+    limits = _remaining(effective, request.elapsed_ns, deadline_left_ns)
+    return Admission(caller, prompt, sampling, max_tokens, limits, effective)
+
+
+def _refuse_unserved(request: scheduler_pb2.SchedulerServiceGenerateRequest) -> None:
+    unserved = (("cache.salt", request.cache.HasField("salt")), ("resume", request.HasField("resume")))
+    for field, present in unserved:
+        if present:
+            raise Unimplemented(f"{field} is not served by this build", field=field)
+
+
+def _prompt(prompt_ids: Iterable[int], model: ServedModel) -> tuple[int, ...]:
+    prompt = tuple(prompt_ids)
+    if not prompt:
+        raise InvalidArgument("prompt_ids is empty; at least 1 token is needed", field="prompt_ids", limit=1)
+    if len(prompt) >= model.max_model_len:
+        raise InvalidArgument(
+            f"prompt_ids has {len(prompt)} tokens; the context holds {model.max_model_len}, prompt and output together",
+            field="prompt_ids",
+            limit=model.max_model_len - 1,
+        )
+    for index, token_id in enumerate(prompt):
+        if token_id >= model.vocab_size:
+            raise InvalidArgument(
+                f"prompt_ids[{index}] is {token_id}; the vocabulary has {model.vocab_size} tokens",
+                field="prompt_ids",
+                limit=model.vocab_size - 1,
+            )
+    return prompt
+
+
+def _max_tokens(
+    sampling: common_pb2.SamplingParams, prompt_len: int, model: ServedModel, default: int | None
+) -> int | None:
+    room = model.max_model_len - prompt_len
+    if not sampling.HasField("max_tokens"):
+        return None if default is None else min(default, room)
+    if not 1 <= sampling.max_tokens <= room:
+        raise InvalidArgument(
+            f"sampling.max_tokens is {sampling.max_tokens}; with a prompt of {prompt_len} tokens in a context of "
+            f"{model.max_model_len} it must be 1 to {room}",
+            field="sampling.max_tokens",
+            limit=room,
+        )
+    return sampling.max_tokens
+
+
+def _sampling(
+    sampling: common_pb2.SamplingParams, model: ServedModel, max_tokens: int | None, draw_seed: Callable[[], int]
+) -> SamplingParams:
+    params = wire.sampling_from_proto(sampling, vocab_size=model.vocab_size)
+    if max_tokens is not None and params.min_tokens > max_tokens:
+        raise InvalidArgument(
+            f"sampling.min_tokens is {params.min_tokens}; it can be at most max_tokens, {max_tokens}",
+            field="sampling.min_tokens",
+            limit=max_tokens,
+        )
+    own_ends = () if sampling.ignore_eos else model.eos_token_ids
+    return replace(
+        params,
+        stop_token_ids=tuple(dict.fromkeys((*own_ends, *params.stop_token_ids))),
+        top_k=min(params.top_k, model.vocab_size),
+        seed=params.seed if sampling.HasField("seed") else draw_seed(),
+    )
+
+
+def _effective(asked: common_pb2.TimeLimits, policy: LimitPolicy) -> Limits:
+    def choose(field: str) -> int | None:
+        default, maximum = getattr(policy.default, field), getattr(policy.maximum, field)
+        if not asked.HasField(field):  # type: ignore[arg-type]
+            return _smaller(default, maximum)
+        value = int(getattr(asked, field))
+        if value == 0:
+            raise InvalidArgument(f"limits.{field} must be at least 1 ns", field=f"limits.{field}", limit=1)
+        return _smaller(value, maximum)
+
+    return Limits(
+        queue_ns=choose("queue_ns"),
+        first_token_ns=choose("first_token_ns"),
+        between_tokens_ns=choose("between_tokens_ns"),
+        total_ns=choose("total_ns"),
+    )
+
+
+def _remaining(effective: Limits, elapsed_ns: int, deadline_left_ns: int | None) -> Limits:
+    """What is left of the limits: time spent before counts, and so does the call's own deadline, less a margin that
+    lets the answer still arrive."""
+    if deadline_left_ns is not None:
+        deadline_left_ns -= max(HOP_MARGIN_NS, int(deadline_left_ns * HOP_MARGIN_SHARE))
+    first_token = None if effective.first_token_ns is None else effective.first_token_ns - elapsed_ns
+    total = None if effective.total_ns is None else effective.total_ns - elapsed_ns
+    total = _smaller(total, deadline_left_ns)
+    for kind, left in (("total", total), ("first_token", first_token)):
+        if left is not None and left <= 0:
+            raise DeadlineExceeded(
+                f"the {kind} time limit had passed when the request came",
+                reason="TIME_LIMIT",
+                metadata={"limit_kind": kind, "phase": "queue"},
+            )
+    return Limits(effective.queue_ns, first_token, effective.between_tokens_ns, total)
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)

@@ -1,0 +1,58 @@
+"""One request while it lives: the authoritative state that the core doesn't see (ids, sampling, stream, spans)."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from opentelemetry.trace import Span
+
+from executor.step import NewSequence
+from services.errors import ServiceError
+from services.scheduler.calls import SequenceKey
+from services.scheduler.endings import Ending
+from services.scheduler.intake import Admission
+from services.scheduler.outbox import Drawn, Outbox
+from services.scheduler.request_trace import RequestTrace
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """Owned by the engine; the stream's handler only reads from it."""
+
+    key: SequenceKey
+    admission: Admission
+    position: int  # sequences ahead of it when it came
+    max_tokens: int  # effective
+    numerics: str
+    outbox: Outbox
+    trace: RequestTrace
+    span: Span  # the call's own
+    ids: list[int]  # prompt, then output
+    verdict: ServiceError | None = None  # why the engine cancels it, if it does
+    readable: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.ids) - len(self.admission.prompt_ids)
+
+    def as_new_sequence(self) -> NewSequence:
+        return NewSequence(self.admission.sampling, len(self.admission.prompt_ids))
+
+    def ids_for(self, start: int, count: int) -> tuple[int, ...]:
+        """The known ids of these positions; none where the last one is still being drawn on the device."""
+        return tuple(self.ids[start : start + count]) if start + count <= len(self.ids) else ()
+
+    def deliver(self, drawn: Drawn, now: int) -> None:
+        self.ids.extend(drawn.token_ids)
+        self.outbox.put(drawn, now)
+        self.readable.set()
+
+    def end(self, ending: Ending) -> None:
+        self.outbox.end(ending)
+        self.readable.set()
+
+    async def next_event(self) -> Drawn | Ending:
+        """The next thing for the reader; an ending is the last."""
+        while (event := self.outbox.take()) is None:
+            self.readable.clear()
+            await self.readable.wait()
+        return event

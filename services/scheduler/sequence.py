@@ -1,0 +1,121 @@
+"""The mutable state of one sequence. The core owns it; nothing outside the scheduler's pure modules sees it.
+
+Knows lengths, never ids. Ranges of positions, for a placed sequence:
+
+    [0, computed)       K and V are written, or will be by a step in flight
+    [computed, length)  known or in flight, to be computed: what a slice takes from
+    [0, known)          ids are in the shell's hands: prompt, resumed output, delivered tokens
+    [known, length)     placeholders: drawn by steps in flight, at most one a step
+    [0, limit)          what it may ever reach; the token at limit - 1 is drawn and never computed
+"""
+
+from dataclasses import dataclass, field
+
+from services.scheduler.calls import InvariantError, LaneId, Phase, SequenceKey, SequenceView, Submission, Usage
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """A sequence's stay in one lane, from admission until it ends, is preempted or loses the lane."""
+
+    lane: LaneId
+    slot: int
+    rank: tuple[int, int]  # lower is better protected: (-priority, number of the admission)
+    settled: int  # known tokens at admission: computing them is prefill
+    reserved: bool = False  # blocks hold its whole need since admission; so it is never a victim
+    blocks: list[int] = field(default_factory=list)  # cover [0, computed); exactly, unless reserved
+    computed: int = 0
+    pending: int = 0  # draws in flight; while there are any, computed >= known
+    last_step: int = 0  # the last planned step with a slice of it
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    submission: Submission
+    arrival: int  # rank in the order of submission, kept through preemption
+    submitted_at: int
+    queued_at: int  # since when it waits, or waited last
+    limit: int | None  # tokens, prompt and output. None: no lane was attached since submission. Never grows
+    placement: Placement | None = None  # None: it waits
+    delivered: int = 0  # tokens drawn here and given out
+    last_token_at: int | None = None  # None until the first token drawn here
+    admitted: bool = False  # ever
+    preemptions: int = 0
+    recomputed: int = 0  # positions
+    prefill_chunks: int = 0
+
+    @property
+    def key(self) -> SequenceKey:
+        return self.submission.key
+
+    @property
+    def known(self) -> int:
+        return self.submission.prompt_len + self.submission.output_len + self.delivered
+
+    @property
+    def bound(self) -> int:
+        """The limit, of a sequence that may be planned."""
+        if self.limit is None:
+            raise InvariantError(f"{self.key} is looked at for a lane before its limit is known")
+        return self.limit
+
+    @property
+    def length(self) -> int:
+        return self.known + (0 if self.placement is None else self.placement.pending)
+
+    @property
+    def target(self) -> int:
+        """Positions to be computed, as far as is known now."""
+        return min(self.length, self.bound - 1)
+
+    @property
+    def missing(self) -> int:
+        """The one idea: computed chases the length."""
+        return self.target - (0 if self.placement is None else self.placement.computed)
+
+    @property
+    def phase(self) -> Phase:
+        if self.placement is None:
+            return Phase.QUEUE
+        return Phase.PREFILL if self.placement.computed < self.placement.settled else Phase.DECODE
+
+    def placed(self) -> Placement:
+        if self.placement is None:
+            raise InvariantError(f"{self.key} has no placement")
+        return self.placement
+
+    def displace(self, now: int) -> int:
+        """Back to waiting; the caller has seen to blocks and slot. Returns the positions to be computed again."""
+        recompute = self.placed().computed
+        self.placement = None
+        self.recomputed += recompute
+        self.queued_at = now
+        return recompute
+
+    def usage(self, kept: int) -> Usage:
+        """At its end, with `kept` of the delivered tokens standing."""
+        pending = 0 if self.placement is None else self.placement.pending
+        return Usage(
+            prompt_tokens=self.submission.prompt_len,
+            delivered=kept,
+            discarded=self.delivered - kept + pending,
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed,
+            prefill_chunks=self.prefill_chunks,
+        )
+
+    def view(self) -> SequenceView:
+        placement = self.placement
+        return SequenceView(
+            key=self.key,
+            tenant=self.submission.tenant,
+            priority=self.submission.priority,
+            phase=self.phase,
+            lane=None if placement is None else placement.lane,
+            submitted_ns=self.submitted_at,
+            prompt_len=self.submission.prompt_len,
+            delivered=self.delivered,
+            computed=0 if placement is None else placement.computed,
+            blocks=0 if placement is None else len(placement.blocks),
+            preemptions=self.preemptions,
+        )

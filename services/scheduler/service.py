@@ -1,0 +1,250 @@
+"""SchedulerService on the wire: messages to admissions, endings to statuses and Finished messages.
+
+Thin: the engine decides, `intake` checks. A stream's handler is the only reader of its live request, and cancels the
+request when it is closed for whatever reason.
+"""
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from services import wire
+from services.callers import read_caller
+from services.errors import Cancelled as CancelledByCaller
+from services.errors import InvalidArgument, ServiceError, Unimplemented
+from services.rpc_server import call_context
+from services.scheduler.calls import Limits, Phase, SequenceView, TimeLimit
+from services.scheduler.endings import Completed
+from services.scheduler.engine import Engine
+from services.scheduler.intake import LimitPolicy, read_generate
+from services.scheduler.lease import SCHEMA_REVISION, Lease
+from services.scheduler.live import LiveRequest
+from services.scheduler.outbox import Drawn
+from services.scheduler.policy import POLICIES
+from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+FINISH_REASONS: Final = {
+    "stop": common_pb2.FINISH_REASON_STOP,
+    "length": common_pb2.FINISH_REASON_LENGTH,
+    "time_limit": common_pb2.FINISH_REASON_TIME_LIMIT,
+}
+LIMIT_KINDS: Final = {
+    TimeLimit.QUEUE: common_pb2.TIME_LIMIT_KIND_QUEUE,
+    TimeLimit.FIRST_TOKEN: common_pb2.TIME_LIMIT_KIND_FIRST_TOKEN,
+    TimeLimit.BETWEEN_TOKENS: common_pb2.TIME_LIMIT_KIND_BETWEEN_TOKENS,
+    TimeLimit.TOTAL: common_pb2.TIME_LIMIT_KIND_TOTAL,
+}
+STATES: Final = {
+    Phase.QUEUE: scheduler_pb2.REQUEST_STATE_WAITING,
+    Phase.PREFILL: scheduler_pb2.REQUEST_STATE_PREFILL,
+    Phase.DECODE: scheduler_pb2.REQUEST_STATE_DECODE,
+}
+LIST_DEFAULT: Final = 100
+LIST_MAX: Final = 1000
+
+Context = Any  # grpc.aio.ServicerContext is generic in ways that the generated servicers don't name
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    def __init__(
+        self, engine: Engine, leases: tuple[Lease, ...], policy: LimitPolicy, drain_s: float, config_hash: str
+    ) -> None:
+        self._engine = engine
+        self._leases = leases
+        self._policy = policy
+        self._drain_s = drain_s
+        self._config_hash = config_hash
+
+    async def Generate(
+        self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: Context
+    ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
+        call = call_context(context)
+        model = self._engine.served_model()
+        admission = read_generate(
+            request,
+            caller=read_caller(request.context, call.metadata, call.request_id),
+            model=model,
+            policy=self._policy,
+            deadline_left_ns=_deadline_left_ns(context),
+            draw_seed=lambda: secrets.randbits(64),
+        )
+        live = self._engine.submit(admission, call.span, call.context)
+        try:
+            yield scheduler_pb2.SchedulerServiceGenerateResponse(accepted=_accepted(live))
+            while isinstance(event := await live.next_event(), Drawn):
+                yield scheduler_pb2.SchedulerServiceGenerateResponse(delta=_delta(event))
+            if isinstance(event, ServiceError):
+                raise event
+            yield scheduler_pb2.SchedulerServiceGenerateResponse(finished=_finished(event))
+        finally:
+            self._engine.cancel(live, CancelledByCaller("the caller is gone"))
+
+    async def Stop(
+        self, request: scheduler_pb2.SchedulerServiceStopRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceStopResponse:
+        if request.reason != scheduler_pb2.STOP_REASON_STOP_STRING:
+            raise InvalidArgument("reason must be STOP_REASON_STOP_STRING", field="reason")
+        if request.index:
+            raise InvalidArgument("index is beyond the answers of this request", field="index", limit=0)
+        tenant, request_id = _named(request.context, context)
+        return scheduler_pb2.SchedulerServiceStopResponse(
+            was_live=self._engine.stop(tenant, request_id, request.kept_tokens)
+        )
+
+    async def Abort(
+        self, request: scheduler_pb2.SchedulerServiceAbortRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceAbortResponse:
+        tenant, request_id = _named(request.context, context)
+        return scheduler_pb2.SchedulerServiceAbortResponse(was_live=self._engine.abort(tenant, request_id))
+
+    async def GetLoad(
+        self, request: scheduler_pb2.SchedulerServiceGetLoadRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceGetLoadResponse:
+        load = self._engine.load()
+        lanes = []
+        for lease in self._leases:
+            lane = load.lanes.get(lease.lane)
+            if lane is not None:
+                lanes.append(
+                    scheduler_pb2.LaneLoad(
+                        executor=lease.state.target,
+                        instance_id=lease.state.instance_id,
+                        epoch=lease.state.epoch,
+                        running_requests=lane.running,
+                        steps_in_flight=lane.steps_in_flight,
+                        total_blocks=lane.blocks_total,
+                        live_blocks=lane.blocks_live,
+                        cached_blocks=lane.blocks_cached,
+                        fenced_blocks=lane.blocks_fenced,
+                        free_blocks=lane.blocks_free,
+                    )
+                )
+        return scheduler_pb2.SchedulerServiceGetLoadResponse(
+            waiting_requests=load.waiting,
+            waiting_tokens=load.waiting_tokens,
+            running_requests=sum(lane.running_requests for lane in lanes),
+            lanes=lanes,
+            draining=self._engine.draining,
+        )
+
+    async def WatchKvEvents(
+        self, request: scheduler_pb2.SchedulerServiceWatchKvEventsRequest, context: Context
+    ) -> AsyncIterator[scheduler_pb2.SchedulerServiceWatchKvEventsResponse]:
+        raise Unimplemented("WatchKvEvents is not served by this build", field="WatchKvEvents")
+        yield  # makes this a generator, as the method's kind asks
+
+    async def ListRequests(
+        self, request: scheduler_pb2.SchedulerServiceListRequestsRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceListRequestsResponse:
+        size = request.page_size if request.HasField("page_size") else LIST_DEFAULT
+        if not 1 <= size <= LIST_MAX:
+            raise InvalidArgument(f"page_size is {size}; it must be 1 to {LIST_MAX}", field="page_size", limit=LIST_MAX)
+        views = self._engine.views()
+        first = 0
+        if request.page_token:
+            first = next((at for at, (live, _) in enumerate(views) if live.key == request.page_token), len(views))
+        page, after = views[first : first + size], views[first + size : first + size + 1]
+        return scheduler_pb2.SchedulerServiceListRequestsResponse(
+            requests=[self._snapshot(live, view) for live, view in page],
+            next_page_token=after[0][0].key if after else "",
+        )
+
+    def _snapshot(self, live: LiveRequest, view: SequenceView) -> scheduler_pb2.RequestSnapshot:
+        return scheduler_pb2.RequestSnapshot(
+            request_id=live.admission.caller.request_id,
+            tenant=live.admission.caller.tenant,
+            state=scheduler_pb2.REQUEST_STATE_PREEMPTED
+            if view.phase is Phase.QUEUE and view.preemptions
+            else STATES[view.phase],
+            age_ns=self._engine.age_ns(view),
+            prompt_tokens=view.prompt_len,
+            output_tokens=view.delivered,
+            computed_tokens=view.computed,
+            blocks=view.blocks,
+            preemptions=view.preemptions,
+        )
+
+    async def Drain(
+        self, request: scheduler_pb2.SchedulerServiceDrainRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceDrainResponse:
+        limit_s = request.limit_ns / 1e9 if request.HasField("limit_ns") else self._drain_s
+        return scheduler_pb2.SchedulerServiceDrainResponse(cancelled_requests=await self._engine.drain(limit_s))
+
+    async def Describe(
+        self, request: scheduler_pb2.SchedulerServiceDescribeRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceDescribeResponse:
+        answer = scheduler_pb2.SchedulerServiceDescribeResponse(
+            schema_revision=SCHEMA_REVISION, policies=tuple(POLICIES), config_hash=self._config_hash
+        )
+        known = [lease.state.description for lease in self._leases if lease.state.description is not None]
+        if known:
+            answer.model.CopyFrom(known[0].model)
+            answer.numerics = known[0].numerics
+            common = set(known[0].capabilities).intersection(*(set(one.capabilities) for one in known))
+            answer.capabilities.extend(sorted(common))
+        return answer
+
+
+def _deadline_left_ns(context: Context) -> int | None:
+    left: float | None = context.time_remaining()
+    return None if left is None else int(left * 1e9)
+
+
+def _named(message: common_pb2.RequestContext, context: Context) -> tuple[str, str]:
+    """Whose request a Stop or Abort means."""
+    call = call_context(context)
+    caller = read_caller(message, call.metadata, "")
+    if not caller.request_id:
+        raise InvalidArgument("context.request_id is missing", field="context.request_id")
+    return caller.tenant, caller.request_id
+
+
+def _limits_to_proto(limits: Limits) -> common_pb2.TimeLimits:
+    return common_pb2.TimeLimits(
+        queue_ns=limits.queue_ns,
+        first_token_ns=limits.first_token_ns,
+        between_tokens_ns=limits.between_tokens_ns,
+        total_ns=limits.total_ns,
+    )
+
+
+def _accepted(live: LiveRequest) -> scheduler_pb2.SchedulerAccepted:
+    return scheduler_pb2.SchedulerAccepted(
+        queue_position=live.position,
+        seed=live.admission.sampling.seed,
+        limits=_limits_to_proto(live.admission.effective),
+        max_tokens=live.max_tokens,
+        request_id=live.admission.caller.request_id,
+        numerics=live.numerics,
+    )
+
+
+def _delta(drawn: Drawn) -> scheduler_pb2.TokenDelta:
+    return scheduler_pb2.TokenDelta(
+        token_ids=drawn.token_ids, logprobs=[wire.logprobs_to_proto(row) for row in drawn.logprobs]
+    )
+
+
+def _finished(completed: Completed) -> scheduler_pb2.SchedulerFinished:
+    finished, times = completed.finished, completed.times
+    usage = finished.usage
+    return scheduler_pb2.SchedulerFinished(
+        reason=FINISH_REASONS[finished.reason.value],
+        usage=common_pb2.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            delivered_tokens=usage.delivered,
+            sampled_tokens=usage.delivered + usage.discarded,
+            discarded_tokens=usage.discarded,
+            preemptions=usage.preemptions,
+            recomputed_tokens=usage.recomputed_tokens,
+        ),
+        times=common_pb2.PhaseTimes(
+            queue_ns=times.queue_ns,
+            prefill_ns=times.prefill_ns,
+            decode_ns=times.decode_ns,
+            first_token_ns=times.first_token_ns or 0,
+            total_ns=times.total_ns,
+        ),
+        limit=common_pb2.TIME_LIMIT_KIND_UNSPECIFIED if finished.limit is None else LIMIT_KINDS[finished.limit],
+    )

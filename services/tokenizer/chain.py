@@ -1,0 +1,97 @@
+"""Is the chain behind this edge complete, and does it serve the model that this edge tokenizes for?
+
+Owns one fact, asked anew every second. Must not know requests. Invariant: `require` passes only while the scheduler was
+ready when last asked and its model's tokenizer has the hash of ours.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.errors import FailedPrecondition, ServiceError, Unavailable
+from services.health import REASON_KEY, Readiness
+from services.rpc_errors import from_rpc_error
+from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 1.0
+ANSWER_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChainState:
+    """What was seen last. problem is None while a request can be served."""
+
+    problem: ServiceError | None
+    model: common_pb2.ModelDescription | None = None
+    numerics: str = ""
+
+
+class Chain:
+    def __init__(self, channel: grpc.aio.Channel, tokenizer_hash: str, readiness: Readiness) -> None:
+        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        self._health = health_pb2_grpc.HealthStub(channel)
+        self._tokenizer_hash = tokenizer_hash
+        self._readiness = readiness
+        self.state = ChainState(Unavailable("the scheduler was not asked yet", reason="STARTING"))
+
+    def require(self) -> ChainState:
+        """The state, or the error that says what is missing."""
+        if self.state.problem is not None:
+            problem = self.state.problem
+            raise type(problem)(problem.message, reason=problem.reason, metadata=problem.metadata)
+        return self.state
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._note(await self.look())
+            await asyncio.sleep(POLL_S)
+
+    async def look(self) -> ChainState:
+        try:
+            answer = await self._scheduler.Describe(scheduler_pb2.SchedulerServiceDescribeRequest(), timeout=ANSWER_S)
+            problem = self._mismatch(answer) or await self._not_ready()
+        except grpc.aio.AioRpcError as error:
+            failure = from_rpc_error(error)
+            return ChainState(Unavailable(f"the scheduler can't be reached: {failure.message}", reason="NO_SCHEDULER"))
+        return ChainState(problem, answer.model, answer.numerics)
+
+    def _mismatch(self, answer: scheduler_pb2.SchedulerServiceDescribeResponse) -> ServiceError | None:
+        if answer.schema_revision != common_pb2.SCHEMA_REVISION_ONE:
+            return FailedPrecondition(
+                f"the scheduler speaks schema revision {answer.schema_revision}, "
+                f"this tokenizer {common_pb2.SCHEMA_REVISION_ONE}",
+                reason="SCHEMA_MISMATCH",
+            )
+        if answer.HasField("model") and answer.model.tokenizer_hash != self._tokenizer_hash:
+            return FailedPrecondition(
+                f"the executor's model {answer.model.name} has tokenizer {answer.model.tokenizer_hash[:12]}, "
+                f"this tokenizer is {self._tokenizer_hash[:12]}: both must be started with the same model",
+                reason="TOKENIZER_MISMATCH",
+            )
+        return None
+
+    async def _not_ready(self) -> ServiceError | None:
+        call = self._health.Check(health_pb2.HealthCheckRequest(service=""), timeout=ANSWER_S)
+        answer = await call
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            return None
+        reason = dict(await call.trailing_metadata()).get(REASON_KEY, b"no reason given")
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else reason
+        return Unavailable(f"the scheduler is not ready: {text}", reason="SCHEDULER_NOT_READY")
+
+    def _note(self, state: ChainState) -> None:
+        before, self.state = self.state, state
+        if state.problem is None:
+            self._readiness.set_ready()
+            return
+        self._readiness.set_not_ready(state.problem.message)
+        if before.problem is None or before.problem.message != state.problem.message:
+            level = logging.ERROR if isinstance(state.problem, FailedPrecondition) else logging.WARNING
+            log.log(level, "not ready", extra={"reason": state.problem.message})

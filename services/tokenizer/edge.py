@@ -1,0 +1,223 @@
+"""The text edge: a prompt's text to ids, the scheduler's ids to text. The gRPC front door and the gateway stand on it.
+
+Owns a request's life at the edge: encode, call the scheduler, detokenize, find stop strings, stop the scheduler there.
+All its state is local to one generator, so closing the generator ends everything.
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from opentelemetry.trace import Tracer
+
+from services import names, trace_context
+from services.callers import Caller, read_caller
+from services.errors import NotFound, Unimplemented
+from services.gateway.engine import EngineCall
+from services.rpc_errors import from_rpc_error
+from services.tokenizer.answer import Answer, AnswerRules
+from services.tokenizer.chain import Chain, ChainState
+from services.tokenizer.prompts import Prompts
+from services.tokenizer.report import EdgeReport
+from services.tokenizer.text import TextModel
+from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, tokenizer_pb2
+
+Request = tokenizer_pb2.TokenizerServiceGenerateRequest
+Response = tokenizer_pb2.TokenizerServiceGenerateResponse
+
+STOP_CALL_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeIdentity:
+    """What Describe tells of this edge."""
+
+    model_name: str
+    has_chat_template: bool
+    config_hash: str
+
+
+class TextEdge:
+    """Satisfies `services.gateway.engine.TextEngine`."""
+
+    def __init__(
+        self,
+        model: TextModel,
+        prompts: Prompts,
+        channel: grpc.aio.Channel,
+        chain: Chain,
+        identity: EdgeIdentity,
+        tracer: Tracer,
+        report: EdgeReport,
+    ) -> None:
+        self._model = model
+        self._prompts = prompts
+        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        self._chain = chain
+        self._identity = identity
+        self._tracer = tracer
+        self._report = report
+
+    async def generate(self, request: Request, call: EngineCall) -> AsyncGenerator[Response, None]:
+        """Accepted, then deltas, then Finished. Raises ServiceError; see `TextEngine.generate`."""
+        with self._report.request(request, call) as told:
+            chain = self._chain.require()
+            self._refuse(request)
+            caller = read_caller(request.context, _as_metadata(call), call.request_id)
+            answer = Answer(self._model, self._rules(request, chain))
+            began = time.monotonic_ns()
+            prompt_ids = await self._prompts.encode(request, call.context)
+            told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
+            stream = self._scheduler.Generate(
+                self._message(request, caller, prompt_ids, call),
+                timeout=max(0.0, call.timeout_s - (time.monotonic_ns() - call.started_ns) / 1e9),
+                metadata=trace_context.inject(told.span),
+            )
+            span = None
+            try:
+                async for event in stream:
+                    match event.WhichOneof("event"):
+                        case "accepted":
+                            yield Response(accepted=self._accepted(event.accepted, request, prompt_ids))
+                        case "delta":
+                            if span is None:
+                                span = self._tracer.start_span(names.SPAN_DETOKENIZE, context=call.context)
+                            was_stopped = answer.stop_string is not None
+                            for delta in answer.push(event.delta.token_ids, event.delta.logprobs):
+                                told.delta(len(delta.token_ids))
+                                yield Response(delta=delta)
+                            if answer.stop_string is not None and not was_stopped:
+                                await self._stop(caller, answer.kept_tokens)
+                        case "finished":
+                            for delta in answer.finish():
+                                told.delta(len(delta.token_ids))
+                                yield Response(delta=delta)
+                            finished = told.finished(_finished(event.finished, answer))
+                            yield Response(finished=finished)
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(error) from error
+            finally:
+                stream.cancel()
+                if span is not None:
+                    span.set_attribute(names.TEXT_CHARACTERS, answer.characters)
+                    span.end()
+
+    async def describe(self) -> tokenizer_pb2.TokenizerServiceDescribeResponse:
+        """This edge's own model; what only the chain knows (context length, weights, numerics) once it is complete."""
+        state = self._chain.state
+        model = common_pb2.ModelDescription(
+            name=self._identity.model_name,
+            tokenizer_hash=self._model.hash,
+            vocab_size=self._model.vocab_size,
+            eos_token_ids=sorted(self._model.eos_ids),
+        )
+        if state.problem is None and state.model is not None:
+            model.model_hash = state.model.model_hash
+            model.max_model_len = state.model.max_model_len
+        return tokenizer_pb2.TokenizerServiceDescribeResponse(
+            model=model,
+            schema_revision=common_pb2.SCHEMA_REVISION_ONE,
+            numerics=state.numerics if state.problem is None else "",
+            has_chat_template=self._identity.has_chat_template,
+            config_hash=self._identity.config_hash,
+        )
+
+    async def why_not_ready(self) -> str | None:
+        problem = self._chain.state.problem
+        return None if problem is None else problem.message
+
+    def _refuse(self, request: Request) -> None:
+        if request.HasField("model") and request.model != self._identity.model_name:
+            raise NotFound(
+                f"the model {request.model!r} is not served here; {self._identity.model_name!r} is",
+                reason="MODEL_NOT_FOUND",
+                field="model",
+            )
+        for field, present in (("resume", request.HasField("resume")), ("echo", request.echo)):
+            if present:
+                raise Unimplemented(f"{field} is not served by this build", field=field)
+
+    def _rules(self, request: Request, chain: ChainState) -> AnswerRules:
+        own_ends: tuple[int, ...] = ()
+        if not request.sampling.ignore_eos and chain.model is not None:
+            own_ends = tuple(chain.model.eos_token_ids)
+        return AnswerRules(
+            stops=tuple(request.stop),
+            include_stop=request.include_stop,
+            keep_special=request.keep_special_tokens,
+            min_tokens=request.sampling.min_tokens,
+            stop_ids=frozenset((*own_ends, *request.sampling.stop_token_ids)),
+        )
+
+    def _message(
+        self, request: Request, caller: Caller, prompt_ids: list[int], call: EngineCall
+    ) -> scheduler_pb2.SchedulerServiceGenerateRequest:
+        return scheduler_pb2.SchedulerServiceGenerateRequest(
+            context=_context(caller),
+            prompt_ids=prompt_ids,
+            sampling=request.sampling,
+            limits=request.limits,
+            elapsed_ns=time.monotonic_ns() - call.started_ns,
+            cache=request.cache if request.HasField("cache") else None,
+        )
+
+    def _accepted(
+        self, accepted: scheduler_pb2.SchedulerAccepted, request: Request, prompt_ids: list[int]
+    ) -> tokenizer_pb2.Accepted:
+        return tokenizer_pb2.Accepted(
+            request_id=accepted.request_id,
+            queue_position=accepted.queue_position,
+            seed=accepted.seed,
+            limits=accepted.limits,
+            max_tokens=accepted.max_tokens,
+            prompt_tokens=len(prompt_ids),
+            prompt_ids=prompt_ids if request.return_prompt_ids else (),
+            numerics=accepted.numerics,
+            model=self._identity.model_name,
+        )
+
+    async def _stop(self, caller: Caller, kept_tokens: int) -> None:
+        """Tells the scheduler. If that fails the answer's text is complete all the same, so only the end is late."""
+        try:
+            await self._scheduler.Stop(
+                scheduler_pb2.SchedulerServiceStopRequest(
+                    context=_context(caller),
+                    kept_tokens=kept_tokens,
+                    reason=scheduler_pb2.STOP_REASON_STOP_STRING,
+                ),
+                timeout=STOP_CALL_S,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+
+def _as_metadata(call: EngineCall) -> dict[str, str]:
+    given = {names.MD_TENANT: call.tenant, names.MD_PRIORITY: None if call.priority is None else str(call.priority)}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _context(caller: Caller) -> common_pb2.RequestContext:
+    return common_pb2.RequestContext(
+        request_id=caller.request_id, tenant=caller.tenant, priority=caller.priority, attempt=caller.attempt
+    )
+
+
+def _finished(finished: scheduler_pb2.SchedulerFinished, answer: Answer) -> tokenizer_pb2.Finished:
+    """The scheduler's end, in the words of the text. A stop string that was completed by the very last token is known
+    only here: then the reason and the usage are corrected."""
+    result = tokenizer_pb2.Finished(
+        reason=finished.reason,
+        stop_match=answer.stop_match,
+        usage=finished.usage,
+        times=finished.times,
+        limit=finished.limit,
+    )
+    if answer.stop_string is not None:
+        result.reason = common_pb2.FINISH_REASON_STOP
+        result.limit = common_pb2.TIME_LIMIT_KIND_UNSPECIFIED
+        dropped = result.usage.delivered_tokens - answer.kept_tokens
+        result.usage.delivered_tokens -= dropped
+        result.usage.discarded_tokens += dropped
+    return result

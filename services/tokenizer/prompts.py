@@ -1,0 +1,140 @@
+"""A request's prompt, in whatever form it came, to token ids.
+
+Owns the form and the size check, and the rule that long work leaves the event loop. A request's own text never becomes
+a control token (see `text` and `templates`).
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeVar
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Tracer
+
+from services import names
+from services.errors import FailedPrecondition, InvalidArgument
+from services.tokenizer.invalid import InvalidText, TemplateFailure
+from services.tokenizer.masking import JsonValue
+from services.tokenizer.templates import ChatMessage, ChatTemplate, RenderedChat
+from services.tokenizer.text import TextModel
+from tercet.v1 import tokenizer_pb2
+
+INLINE_CHARS: Final = 4096  # encoding so much takes about as long as handing it to a thread
+TEMPLATE_S: Final = 5.0
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    max_bytes: int
+
+
+class Prompts:
+    def __init__(self, model: TextModel, template: ChatTemplate | None, limits: PromptLimits, tracer: Tracer) -> None:
+        self._model = model
+        self._template = template
+        self._limits = limits
+        self._tracer = tracer
+
+    async def encode(self, request: tokenizer_pb2.TokenizerServiceGenerateRequest, parent: Context) -> list[int]:
+        """Raises InvalidArgument naming the field and the limit."""
+        span = self._tracer.start_span(names.SPAN_TOKENIZE, context=parent)
+        try:
+            match request.WhichOneof("prompt"):
+                case "text":
+                    span.set_attribute(names.TEXT_CHARACTERS, len(request.text))
+                    ids = await self.encode_text(request.text, add_special=True)
+                case "chat":
+                    rendered, ids = await self.encode_chat(request.chat)
+                    span.set_attribute(names.TEXT_CHARACTERS, len(rendered.text))
+                case "token_ids":
+                    ids = list(request.token_ids.ids)
+                case _:
+                    raise InvalidArgument("one of text, chat and token_ids must be given", field="prompt")
+            span.set_attribute(names.PROMPT_TOKENS, len(ids))
+            return ids
+        finally:
+            span.end()
+
+    async def encode_text(self, text: str, *, add_special: bool) -> list[int]:
+        self._check_size("text", len(text.encode("utf-8", "surrogatepass")))
+        return await self._off_loop(len(text), lambda: self._model.encode(text, add_special=add_special))
+
+    async def encode_chat(self, chat: tokenizer_pb2.ChatPrompt) -> tuple[RenderedChat, list[int]]:
+        template = self._template
+        if template is None:
+            raise FailedPrecondition("this model has no chat template; send text", reason="NO_CHAT_TEMPLATE")
+        size = chat.ByteSize()
+        self._check_size("chat", size)
+        messages, tools = _messages(chat), _tools(chat.tools_json)
+        add_generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+
+        def work() -> tuple[RenderedChat, list[int]]:
+            give_up = time.monotonic() + TEMPLATE_S
+            rendered = template.render_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                now=datetime.now(),
+                should_stop=lambda: time.monotonic() > give_up,
+            )
+            return rendered, self._model.encode_segments(rendered.segments, add_special=True)
+
+        return await self._off_loop(size, work)
+
+    def _check_size(self, field: str, size: int) -> None:
+        if size > self._limits.max_bytes:
+            raise InvalidArgument(
+                f"{field} has {size} bytes; the limit is {self._limits.max_bytes}",
+                field=field,
+                limit=self._limits.max_bytes,
+            )
+
+    async def _off_loop(self, size: int, work: Callable[[], Result]) -> Result:
+        try:
+            return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
+        except InvalidText as error:
+            raise InvalidArgument(str(error), field=error.field) from error
+        except TemplateFailure as error:
+            raise InvalidArgument(str(error), reason="TEMPLATE_FAILED", field=error.field) from error
+
+
+def _messages(chat: tokenizer_pb2.ChatPrompt) -> list[ChatMessage]:
+    return [
+        ChatMessage(
+            role=message.role,
+            content=None if message.HasField("tool_calls_json") and not message.content else message.content,
+            name=message.name if message.HasField("name") else None,
+            tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
+            tool_calls=_json_list(f"messages[{index}].tool_calls_json", message.tool_calls_json)
+            if message.HasField("tool_calls_json")
+            else (),
+        )
+        for index, message in enumerate(chat.messages)
+    ]
+
+
+def _tools(tools_json: Sequence[str]) -> list[JsonValue] | None:
+    if not tools_json:
+        return None
+    return [_json(f"tools_json[{index}]", text) for index, text in enumerate(tools_json)]
+
+
+def _json_list(field: str, text: str) -> tuple[JsonValue, ...]:
+    value = _json(field, text)
+    if not isinstance(value, list):
+        raise InvalidArgument(f"{field} must be a JSON list", field=field)
+    return tuple(value)
+
+
+def _json(field: str, text: str) -> JsonValue:
+    try:
+        value: JsonValue = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidArgument(f"{field} is not JSON", field=field) from None
+    return value

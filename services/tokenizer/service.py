@@ -1,0 +1,77 @@
+"""TokenizerService on the wire: the edge's generator and the tokenizer's verbs, behind gRPC. Thin."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+from services.callers import read_caller
+from services.errors import InvalidArgument, Unimplemented
+from services.gateway.engine import EngineCall
+from services.rpc_server import call_context
+from services.tokenizer.edge import TextEdge
+from services.tokenizer.invalid import InvalidText
+from services.tokenizer.prompts import Prompts
+from services.tokenizer.text import TextModel
+from tercet.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+
+NO_DEADLINE_S: Final = 24 * 3600.0  # the scheduler's own limits are far below
+
+Context = Any  # grpc.aio.ServicerContext is generic in ways that the generated servicers don't name
+
+
+class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
+    def __init__(self, edge: TextEdge, model: TextModel, prompts: Prompts) -> None:
+        self._edge = edge
+        self._model = model
+        self._prompts = prompts
+
+    async def Generate(
+        self, request: tokenizer_pb2.TokenizerServiceGenerateRequest, context: Context
+    ) -> AsyncIterator[tokenizer_pb2.TokenizerServiceGenerateResponse]:
+        call = call_context(context)
+        caller = read_caller(request.context, call.metadata, call.request_id)
+        left: float | None = context.time_remaining()
+        engine_call = EngineCall(
+            request_id=caller.request_id,
+            tenant=caller.tenant,
+            priority=caller.priority,
+            context=call.context,
+            timeout_s=NO_DEADLINE_S if left is None else left,
+            started_ns=call.started_ns,
+        )
+        async with aclosing(self._edge.generate(request, engine_call)) as events:
+            async for event in events:
+                yield event
+
+    async def Tokenize(
+        self, request: tokenizer_pb2.TokenizerServiceTokenizeRequest, context: Context
+    ) -> tokenizer_pb2.TokenizerServiceTokenizeResponse:
+        ids = await self._prompts.encode_text(request.text, add_special=request.add_special_tokens)
+        pieces = [self._model.token_bytes(one) for one in ids] if request.return_pieces else ()
+        return tokenizer_pb2.TokenizerServiceTokenizeResponse(token_ids=ids, pieces=pieces)
+
+    async def Detokenize(
+        self, request: tokenizer_pb2.TokenizerServiceDetokenizeRequest, context: Context
+    ) -> tokenizer_pb2.TokenizerServiceDetokenizeResponse:
+        try:
+            text = self._model.decode(request.token_ids, skip_special=not request.keep_special_tokens)
+        except InvalidText as error:
+            raise InvalidArgument(str(error), field=error.field, limit=self._model.vocab_size - 1) from error
+        return tokenizer_pb2.TokenizerServiceDetokenizeResponse(text=text)
+
+    async def RenderChat(
+        self, request: tokenizer_pb2.TokenizerServiceRenderChatRequest, context: Context
+    ) -> tokenizer_pb2.TokenizerServiceRenderChatResponse:
+        rendered, ids = await self._prompts.encode_chat(request.chat)
+        return tokenizer_pb2.TokenizerServiceRenderChatResponse(text=rendered.text, token_ids=ids)
+
+    async def GetTokenizer(
+        self, request: tokenizer_pb2.TokenizerServiceGetTokenizerRequest, context: Context
+    ) -> AsyncIterator[tokenizer_pb2.TokenizerServiceGetTokenizerResponse]:
+        raise Unimplemented("GetTokenizer is not served by this build", field="GetTokenizer")
+        yield  # makes this a generator, as the method's kind asks
+
+    async def Describe(
+        self, request: tokenizer_pb2.TokenizerServiceDescribeRequest, context: Context
+    ) -> tokenizer_pb2.TokenizerServiceDescribeResponse:
+        return await self._edge.describe()

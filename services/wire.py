@@ -1,0 +1,390 @@
+"""The contract's messages <-> the values that the programs compute with, both directions of each type side by side.
+
+Owns the conversion and the check of every field on the way in, before anything is allocated for it. Must not know a
+service, a stream or a queue. Invariant: `x_from_proto(x_to_proto(value)) == value` for every value whose floats are
+representable in 32 bits; what the contract has and this build does not serve is refused by name, never dropped.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import Message
+
+from executor.step import (
+    NewSequence,
+    RowError,
+    RowErrorCode,
+    SamplingParams,
+    Slice,
+    SliceResult,
+    Step,
+    StepResult,
+    StepTimings,
+    TokenLogprobs,
+)
+from services.errors import InvalidArgument, ServiceError, Unimplemented
+from tercet.v1 import common_pb2, executor_pb2
+
+MAX_LOGIT_BIAS: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 64
+MAX_LOGPROBS: Final = 20
+MAX_N: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FloatField:
+    """A number of SamplingParams: its default and the closed range it lies in, or half-open with `above_low`."""
+
+    name: str
+    default: float
+    low: float
+    high: float
+    above_low: bool = False
+
+
+FLOATS: Final = (
+    FloatField("repetition_penalty", 1.0, 0.0, 10.0, above_low=True),
+    FloatField("presence_penalty", 0.0, -2.0, 2.0),
+    FloatField("frequency_penalty", 0.0, -2.0, 2.0),
+    FloatField("temperature", 1.0, 0.0, 100.0),
+    FloatField("top_p", 1.0, 0.0, 1.0, above_low=True),
+    FloatField("min_p", 0.0, 0.0, 1.0),
+)
+
+# What a sequence's first slice must spell out, so that no two builds can disagree about a default.
+_SPELLED_OUT: Final = (*(row.name for row in FLOATS), "min_tokens", "top_k", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLabel:
+    """What the executor knows of a sequence's request, for its log and its spans only.
+
+    traceparent: W3C context of the request; None: not sampled.
+    """
+
+    request_id: str = ""
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """A step as it travels: the step itself and what the stream says about it.
+
+    predicted_ns: what the owner expects the step to take; None: unknown. traceparent: context of the step's own
+    span; None: not sampled. labels: (slot, label) of the slices that bring a new sequence, in their order.
+    """
+
+    step: Step
+    epoch: int
+    predicted_ns: int | None = None
+    traceparent: str | None = None
+    labels: tuple[tuple[int, RequestLabel], ...] = ()
+
+
+# SamplingParams
+
+
+def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Every field is set, zeros too. `choice` rides in NewSequence."""
+    return common_pb2.SamplingParams(
+        logit_bias=[common_pb2.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias],
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        logprobs=params.logprobs,
+    )
+
+
+def sampling_from_proto(
+    message: common_pb2.SamplingParams,
+    *,
+    choice: int = 0,
+    vocab_size: int | None = None,
+    max_stop_token_ids: int = MAX_STOP_TOKEN_IDS,
+    field: str = "sampling",
+) -> SamplingParams:
+    """How to draw, absent fields at the contract's defaults.
+
+    The scheduler's own fields (`max_tokens`, `ignore_eos`, whether `seed` is there) are read from the message by
+    whoever owns them; an absent seed gives 0 here. vocab_size: bound of the token ids; None: not known yet.
+    Raises InvalidArgument with `field`.name and the limit; Unimplemented for `grammar`, `prompt_logprobs`, `n` > 1.
+    """
+    _refuse_unserved_sampling(message, field)
+    value = {row.name: _float(message, row, field) for row in FLOATS}
+    _at_most(f"{field}.logit_bias", len(message.logit_bias), MAX_LOGIT_BIAS, ": the number of entries")
+    _at_most(f"{field}.stop_token_ids", len(message.stop_token_ids), max_stop_token_ids, ": the number of entries")
+    for entry in message.logit_bias:
+        _in_range(f"{field}.logit_bias.bias", entry.bias, -100.0, 100.0)
+    biased = [entry.token_id for entry in message.logit_bias]
+    if len(set(biased)) != len(biased):
+        raise InvalidArgument(f"{field}.logit_bias names a token id twice", field=f"{field}.logit_bias")
+    _below_vocabulary(f"{field}.logit_bias.token_id", biased, vocab_size)
+    _below_vocabulary(f"{field}.stop_token_ids", message.stop_token_ids, vocab_size)
+    logprobs = message.logprobs if message.HasField("logprobs") else None
+    if logprobs is not None:
+        _at_most(f"{field}.logprobs", logprobs, MAX_LOGPROBS)
+    return SamplingParams(
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        repetition_penalty=value["repetition_penalty"],
+        presence_penalty=value["presence_penalty"],
+        frequency_penalty=value["frequency_penalty"],
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        temperature=value["temperature"],
+        top_k=message.top_k,
+        top_p=value["top_p"],
+        min_p=value["min_p"],
+        seed=message.seed,
+        choice=choice,
+        logprobs=logprobs,
+    )
+
+
+def _refuse_unserved_sampling(message: common_pb2.SamplingParams, field: str) -> None:
+    if message.HasField("grammar"):
+        raise _unserved(f"{field}.grammar")
+    if message.HasField("prompt_logprobs"):
+        raise _unserved(f"{field}.prompt_logprobs")
+    if message.HasField("n"):
+        if not 1 <= message.n <= MAX_N:
+            raise InvalidArgument(f"{field}.n is {message.n}; it must be 1 to {MAX_N}", field=f"{field}.n", limit=MAX_N)
+        if message.n > 1:
+            raise Unimplemented(f"{field}.n is {message.n}; this build serves 1", field=f"{field}.n", limit=1)
+
+
+# Step
+
+
+def step_to_proto(order: StepOrder) -> executor_pb2.Step:
+    labels = dict(order.labels)
+    return executor_pb2.Step(
+        step_id=order.step.step_id,
+        epoch=order.epoch,
+        slices=[_slice_to_proto(piece, labels.get(piece.slot, RequestLabel())) for piece in order.step.slices],
+        predicted_ns=order.predicted_ns,
+        traceparent=order.traceparent,
+    )
+
+
+def step_from_proto(message: executor_pb2.Step) -> StepOrder:
+    """Raises InvalidArgument where a field is missing or out of range; Unimplemented for drafts and grammars.
+
+    Slots, blocks, starts and ids against the pool are the runner's to check: it holds their state.
+    """
+    labels = tuple(
+        (
+            piece.slot,
+            RequestLabel(
+                request_id=piece.new_sequence.request_id,
+                traceparent=piece.new_sequence.traceparent if piece.new_sequence.HasField("traceparent") else None,
+            ),
+        )
+        for piece in message.slices
+        if piece.HasField("new_sequence")
+    )
+    return StepOrder(
+        step=Step(
+            step_id=message.step_id,
+            slices=tuple(
+                _slice_from_proto(piece, f"step.slices[{index}]") for index, piece in enumerate(message.slices)
+            ),
+        ),
+        epoch=message.epoch,
+        predicted_ns=message.predicted_ns if message.HasField("predicted_ns") else None,
+        traceparent=message.traceparent if message.HasField("traceparent") else None,
+        labels=labels,
+    )
+
+
+def _slice_to_proto(piece: Slice, label: RequestLabel) -> executor_pb2.Slice:
+    return executor_pb2.Slice(
+        slot=piece.slot,
+        start=piece.start,
+        count=piece.count,
+        token_ids=piece.token_ids,
+        new_block_ids=piece.new_block_ids,
+        samples=piece.samples,
+        new_sequence=None if piece.new is None else _new_sequence_to_proto(piece.new, label),
+    )
+
+
+def _slice_from_proto(message: executor_pb2.Slice, field: str) -> Slice:
+    if message.draft_token_ids:
+        raise _unserved(f"{field}.draft_token_ids")
+    return Slice(
+        slot=message.slot,
+        start=message.start,
+        count=message.count,
+        token_ids=tuple(message.token_ids),
+        new_block_ids=tuple(message.new_block_ids),
+        samples=message.samples,
+        new=(
+            _new_sequence_from_proto(message.new_sequence, f"{field}.new_sequence")
+            if message.HasField("new_sequence")
+            else None
+        ),
+    )
+
+
+def _new_sequence_to_proto(new: NewSequence, label: RequestLabel) -> executor_pb2.NewSequence:
+    return executor_pb2.NewSequence(
+        sampling=sampling_to_proto(new.sampling),
+        prompt_len=new.prompt_len,
+        choice=new.sampling.choice,
+        traceparent=label.traceparent,
+        request_id=label.request_id,
+    )
+
+
+def _new_sequence_from_proto(message: executor_pb2.NewSequence, field: str) -> NewSequence:
+    for name in _SPELLED_OUT:
+        if not _has(message.sampling, name):
+            raise InvalidArgument(f"{field}.sampling.{name} is missing", field=f"{field}.sampling.{name}")
+    return NewSequence(
+        sampling=sampling_from_proto(
+            message.sampling,
+            choice=message.choice,
+            # The model's own end ids come on top of the caller's.
+            max_stop_token_ids=2 * MAX_STOP_TOKEN_IDS,
+            field=f"{field}.sampling",
+        ),
+        prompt_len=message.prompt_len,
+    )
+
+
+# StepResult
+
+
+def result_to_proto(result: StepResult) -> executor_pb2.StepResult:
+    return executor_pb2.StepResult(
+        step_id=result.step_id,
+        results=[_slice_result_to_proto(piece) for piece in result.results],
+        timings=_timings_to_proto(result.timings),
+    )
+
+
+def result_from_proto(message: executor_pb2.StepResult) -> StepResult:
+    """Raises InvalidArgument for an error code that this build does not know."""
+    return StepResult(
+        step_id=message.step_id,
+        results=tuple(_slice_result_from_proto(piece) for piece in message.results),
+        timings=_timings_from_proto(message.timings),
+    )
+
+
+def _slice_result_to_proto(piece: SliceResult) -> executor_pb2.SliceResult:
+    return executor_pb2.SliceResult(
+        slot=piece.slot,
+        token_ids=piece.token_ids,
+        logprobs=[logprobs_to_proto(entry) for entry in piece.logprobs],
+        error=None if piece.error is None else _row_error_to_proto(piece.error),
+    )
+
+
+def _slice_result_from_proto(message: executor_pb2.SliceResult) -> SliceResult:
+    return SliceResult(
+        slot=message.slot,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(logprobs_from_proto(entry) for entry in message.logprobs),
+        error=_row_error_from_proto(message.error) if message.HasField("error") else None,
+    )
+
+
+def logprobs_to_proto(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
+    return common_pb2.TokenLogprobs(
+        drawn=logprobs.drawn,
+        top=[common_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in logprobs.top],
+    )
+
+
+def logprobs_from_proto(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        drawn=message.drawn,
+        top=tuple((entry.token_id, entry.logprob) for entry in message.top),
+    )
+
+
+_ERROR_CODES: Final = {
+    RowErrorCode.NAN_LOGITS: executor_pb2.SLICE_ERROR_CODE_NAN_LOGITS,
+    RowErrorCode.GRAMMAR_DEAD_END: executor_pb2.SLICE_ERROR_CODE_GRAMMAR_DEAD_END,
+}
+_ROW_ERROR_CODES: Final = {int(wire): code for code, wire in _ERROR_CODES.items()}
+
+
+def _row_error_to_proto(error: RowError) -> executor_pb2.SliceError:
+    return executor_pb2.SliceError(code=_ERROR_CODES[error.code], message=error.message)
+
+
+def _row_error_from_proto(message: executor_pb2.SliceError) -> RowError:
+    code = _ROW_ERROR_CODES.get(int(message.code))
+    if code is None:
+        raise InvalidArgument(
+            f"result.results.error.code is {int(message.code)}, which this build does not know",
+            field="result.results.error.code",
+        )
+    return RowError(code=code, message=message.message)
+
+
+def _timings_to_proto(timings: StepTimings) -> executor_pb2.StepTimings:
+    return executor_pb2.StepTimings(
+        wait_ns=timings.wait_ns,
+        prepare_ns=timings.prepare_ns,
+        forward_ns=timings.forward_ns,
+        sample_ns=timings.sample_ns,
+    )
+
+
+def _timings_from_proto(message: executor_pb2.StepTimings) -> StepTimings:
+    return StepTimings(
+        wait_ns=message.wait_ns,
+        prepare_ns=message.prepare_ns,
+        forward_ns=message.forward_ns,
+        sample_ns=message.sample_ns,
+    )
+
+
+# Checks
+
+
+def _unserved(field: str) -> ServiceError:
+    return Unimplemented(f"{field} is not served by this build", field=field)
+
+
+def _has(message: Message, name: str) -> bool:
+    return message.HasField(name)
+
+
+def _float(message: common_pb2.SamplingParams, row: FloatField, field: str) -> float:
+    value: float = getattr(message, row.name) if _has(message, row.name) else row.default
+    _in_range(f"{field}.{row.name}", value, row.low, row.high, above_low=row.above_low)
+    return value
+
+
+def _in_range(field: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
+    # NaN fails every comparison.
+    if not low <= value <= high or (above_low and value == low):
+        bound = f"{'above' if above_low else 'at least'} {low:g} and at most {high:g}"
+        raise InvalidArgument(f"{field} is {value:g}; it must be {bound}", field=field, limit=bound)
+
+
+def _at_most(field: str, value: int, limit: int, what: str = "") -> None:
+    if value > limit:
+        raise InvalidArgument(f"{field}{what} is {value}; the limit is {limit}", field=field, limit=limit)
+
+
+def _below_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int | None) -> None:
+    if vocab_size is None:
+        return
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise InvalidArgument(
+                f"{field} holds {token_id}; the vocabulary has {vocab_size} ids", field=field, limit=vocab_size
+            )

@@ -1,0 +1,145 @@
+"""A scripted engine and the clients that gateway tests share."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import httpx
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from services.errors import ServiceError
+from services.gateway.app import make_app
+from services.gateway.config import HttpLimits
+from services.gateway.engine import EngineCall
+from tercet.v1 import common_pb2, tokenizer_pb2
+
+Response = tokenizer_pb2.TokenizerServiceGenerateResponse
+Item = Response | BaseException | asyncio.Event
+CREATED = 1_700_000_000
+
+
+def accepted(prompt_tokens: int = 7) -> Response:
+    return Response(
+        accepted=tokenizer_pb2.Accepted(
+            request_id="r", prompt_tokens=prompt_tokens, model="toy", numerics="abc123", max_tokens=16
+        )
+    )
+
+
+def delta(text: str, ids: Sequence[int] = (1,), index: int = 0, logprobs: Sequence[Any] = ()) -> Response:
+    return Response(delta=tokenizer_pb2.TextDelta(index=index, text=text, token_ids=ids, logprobs=logprobs))
+
+
+def finished(
+    reason: int = common_pb2.FINISH_REASON_STOP, tokens: int = 2, cached: int = 0, index: int = 0, prompt: int = 7
+) -> Response:
+    usage = common_pb2.Usage(
+        prompt_tokens=prompt, cached_tokens=cached, delivered_tokens=tokens, sampled_tokens=tokens + 1
+    )
+    return Response(finished=tokenizer_pb2.Finished(index=index, reason=reason, usage=usage))
+
+
+def answer(*texts: str, **end: Any) -> list[Item]:
+    return [accepted(), *(delta(text) for text in texts), finished(tokens=len(texts), **end)]
+
+
+class ScriptedEngine:
+    """Plays a script: responses are yielded, exceptions raised, events waited for."""
+
+    def __init__(self, script: Sequence[Item] = ()) -> None:
+        self.script: list[Item] = list(script)
+        self.requests: list[tokenizer_pb2.TokenizerServiceGenerateRequest] = []
+        self.calls: list[EngineCall] = []
+        self.live = 0
+        self.yielded = 0
+        self.begun = asyncio.Event()
+        self.released = asyncio.Event()
+        self.unready: str | None = None
+        self.describe_error: ServiceError | None = None
+
+    async def generate(
+        self, request: tokenizer_pb2.TokenizerServiceGenerateRequest, call: EngineCall
+    ) -> AsyncGenerator[Response, None]:
+        self.requests.append(request)
+        self.calls.append(call)
+        self.live += 1
+        self.begun.set()
+        try:
+            for item in self.script:
+                if isinstance(item, asyncio.Event):
+                    await item.wait()
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    self.yielded += 1
+                    yield item
+                    await asyncio.sleep(0)
+        finally:
+            self.live -= 1
+            self.released.set()
+
+    async def describe(self) -> tokenizer_pb2.TokenizerServiceDescribeResponse:
+        if self.describe_error is not None:
+            raise self.describe_error
+        return tokenizer_pb2.TokenizerServiceDescribeResponse(
+            model=common_pb2.ModelDescription(name="toy", max_model_len=64, vocab_size=100), numerics="abc123"
+        )
+
+    async def why_not_ready(self) -> str | None:
+        return self.unready
+
+
+class Gateway:
+    """An app over a scripted engine, its spans and its series."""
+
+    def __init__(self, engine: ScriptedEngine, limits: HttpLimits = HttpLimits()) -> None:
+        self.engine = engine
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.registry = CollectorRegistry()
+        self.app: Starlette = make_app(
+            engine, limits, tracer=provider.get_tracer("test"), registry=self.registry, clock=lambda: float(CREATED)
+        )
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=self.app, raise_app_exceptions=True), base_url="http://gateway"
+        )
+
+    async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.client() as client:
+            return await client.post(path, content=content, headers=headers or {})
+
+    def observed(self) -> dict[tuple[str, str], float]:
+        return {
+            (sample.labels["route"], sample.labels["status"]): sample.value
+            for family in self.registry.collect()
+            for sample in family.samples
+            if sample.name == "tercet_gateway_requests_total"
+        }
+
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+def chat_body(**extra: Any) -> dict[str, Any]:
+    return {"model": "toy", "messages": [{"role": "user", "content": "hi"}], **extra}
+
+
+def prompt_body(**extra: Any) -> dict[str, Any]:
+    return {"model": "toy", "prompt": "hi", **extra}
+
+
+def sse(text: str) -> list[Any]:
+    """The data of each event; "[DONE]" stays text."""
+    assert text.endswith("\n\n")
+    lines = [block.removeprefix("data: ") for block in text.split("\n\n")[:-1]]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]

@@ -1,0 +1,283 @@
+"""A model of users and executors that distrusts the scheduler core: every plan and emission is held against it.
+
+It keeps its own books (what each slot holds, which block belongs to whom, which positions are written, what each user
+was given) and derives nothing from the core's state.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from services.scheduler.calls import (
+    Admitted,
+    CoreConfig,
+    Displaced,
+    Emission,
+    Finished,
+    LaneSpec,
+    Plan,
+    Preempted,
+    Reason,
+    SequenceOutcome,
+    StepOutcome,
+    Submission,
+    Tokens,
+)
+from services.scheduler.core import SchedulerCore
+
+
+@dataclass
+class User:
+    """What one submission was promised and given."""
+
+    submission: Submission
+    given: int = 0
+    drawn: int = 0  # by an executor whose result came back
+    preempted: int = 0
+    finished: Finished | None = None
+
+    @property
+    def ids(self) -> int:
+        return self.submission.prompt_len + self.submission.output_len + self.given
+
+
+@dataclass
+class Slot:
+    key: str
+    next: int = 0  # position of the next slice
+    table: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Executor:
+    """Runs steps when they come, answers them in order. `cells` is the KV memory, tagged with who wrote it."""
+
+    spec: LaneSpec
+    slots: dict[int, Slot] = field(default_factory=dict)
+    cells: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)  # (block, offset) -> (key, position)
+    in_flight: deque[Plan] = field(default_factory=deque)
+    tables: dict[int, dict[str, list[int]]] = field(default_factory=dict)  # step in flight -> tables it references
+    steps: int = 0
+
+    def run(self, plan: Plan, users: dict[str, User]) -> None:
+        assert plan.slices
+        assert plan.step_id == self.steps + 1
+        self.steps = plan.step_id
+        assert sum(piece.count for piece in plan.slices) <= self.spec.max_batched_tokens
+        assert len({piece.slot for piece in plan.slices}) == len(plan.slices)
+        assert len({piece.key for piece in plan.slices}) == len(plan.slices)
+        assert not (plan.admitted and plan.preempted), "an admission in a step that preempted"
+        assert [one.key for one in plan.admitted] == [piece.key for piece in plan.slices if piece.admitted]
+        for preempted in plan.preempted:
+            assert all(preempted.key not in tables for tables in self.tables.values()), "preempted while in flight"
+            self._forget(preempted.key)
+        for piece in plan.slices:
+            assert 0 <= piece.slot < self.spec.max_sequences
+            assert piece.count >= 1
+            user = users[piece.key]
+            assert user.finished is None
+            if piece.admitted:
+                self._forget(piece.key)
+                self.slots[piece.slot] = Slot(piece.key)
+            slot = self.slots[piece.slot]
+            assert slot.key == piece.key, "a slot was taken over without being replaced"
+            assert piece.start == slot.next, "a slice starts elsewhere than the last one ended"
+            for block in piece.new_block_ids:
+                self._reassign(block, piece.key, users)
+            slot.table += piece.new_block_ids
+            self._compute(slot, piece.start, piece.count)
+            slot.next = piece.start + piece.count
+            self._check_length(user, piece.start, piece.count, samples=piece.samples)
+        self.tables[plan.step_id] = {piece.key: list(self.slots[piece.slot].table) for piece in plan.slices}
+        self.in_flight.append(plan)
+
+    def _forget(self, key: str) -> None:
+        for number in [number for number, slot in self.slots.items() if slot.key == key]:
+            del self.slots[number]
+
+    def _reassign(self, block: int, key: str, users: dict[str, User]) -> None:
+        assert 0 <= block < self.spec.total_blocks
+        for slot in self.slots.values():
+            if block in slot.table:
+                assert users[slot.key].finished is not None, f"block {block} has a living owner"
+        for step, tables in self.tables.items():
+            for owner, table in tables.items():
+                assert block not in table, f"block {block} of {owner} in step {step} is given to {key}"
+
+    def _compute(self, slot: Slot, start: int, count: int) -> None:
+        size = self.spec.block_size
+        assert start + count <= len(slot.table) * size, "positions without a block"
+        for position in range(start, start + count):
+            self.cells[slot.table[position // size], position % size] = (slot.key, position)
+        for position in range(start + count):
+            written = self.cells[slot.table[position // size], position % size]
+            assert written == (slot.key, position), f"{slot.key} would read {written} at position {position}"
+
+    def _check_length(self, user: User, start: int, count: int, *, samples: bool) -> None:
+        key = user.submission.key
+        draws = sum(
+            1 for plan in self.in_flight for piece in plan.slices if piece.key == key and piece.samples
+        )  # placeholders
+        length = user.ids + draws
+        assert start + count <= length
+        assert samples == (start + count == length), "samples exactly at the last position"
+        if start >= user.ids:
+            assert count == 1, "more than one id is not known to the shell"
+        most = self.spec.max_model_len
+        if user.submission.max_tokens is not None:
+            most = min(most, user.submission.prompt_len + user.submission.max_tokens)
+        assert length + int(samples) <= most, "a draw beyond max_tokens or the context"
+
+
+class World:
+    """Users and executors around one core. Each verb goes to the core and its answer through the books."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self.config = config
+        self.core = SchedulerCore(config)
+        self.users: dict[str, User] = {}  # everyone ever, by the key of the last submission with it
+        self.past: list[User] = []  # whose key was used again
+        self.executors: dict[str, Executor] = {}
+        self.now = 0
+
+    def live(self) -> list[User]:
+        return [user for user in self.users.values() if user.finished is None]
+
+    def attach(self, lane: str, spec: LaneSpec) -> None:
+        self.executors[lane] = Executor(spec)
+        self.take(self.core.attach(lane, spec, self.now))
+
+    def lose(self, lane: str) -> None:
+        del self.executors[lane]
+        self.take(self.core.lose(lane, self.now))
+
+    def submit(self, submission: Submission) -> None:
+        self.core.submit(submission, self.now)
+        if submission.key in self.users:
+            self.past.append(self.users[submission.key])
+        self.users[submission.key] = User(submission)
+
+    def cancel(self, key: str) -> list[Emission]:
+        return self.take(self.core.cancel(key, self.now))
+
+    def stop(self, key: str, kept: int) -> list[Emission]:
+        return self.take(self.core.stop(key, kept, self.now))
+
+    def expire(self) -> list[Emission]:
+        return self.take(self.core.expire(self.now))
+
+    def plan(self, lane: str) -> Plan | None:
+        self.expire()
+        plan = self.core.plan(lane, self.now)
+        executor = self.executors[lane]
+        if plan is None:
+            if not executor.in_flight:
+                self._check_nothing_runnable(lane, executor)
+            return None
+        for preempted in plan.preempted:
+            self.users[preempted.key].preempted += 1
+        assert all(isinstance(one, Admitted) and one.lane == lane for one in plan.admitted)
+        assert all(isinstance(one, Preempted) for one in plan.preempted)
+        executor.run(plan, self.users)
+        return plan
+
+    def apply(self, lane: str, *, ended: int | None = None, failed: int | None = None) -> list[Emission]:
+        """Answers the oldest step; sampling row `ended` draws a stop id, row `failed` fails."""
+        executor = self.executors[lane]
+        plan = executor.in_flight.popleft()
+        sampled = [piece for piece in plan.slices if piece.samples]
+        outcomes = [
+            SequenceOutcome(piece.slot, 0 if row == failed else 1, ended=row == ended != failed, failed=row == failed)
+            for row, piece in enumerate(sampled)
+        ]
+        del executor.tables[plan.step_id]
+        emissions = self.core.apply(lane, StepOutcome(plan.step_id, tuple(outcomes)), self.now)
+        return self.take(emissions)
+
+    def take(self, emissions: list[Emission]) -> list[Emission]:
+        for emission in emissions:
+            user = self.users[emission.key]
+            assert user.finished is None, f"{emission} after the end"
+            match emission:
+                case Tokens():
+                    user.given += emission.count
+                case Finished():
+                    user.finished = emission
+                    self._check_finished(user, emission)
+                case Displaced():
+                    pass
+                case _:
+                    raise AssertionError(f"{emission} outside a plan")
+        return emissions
+
+    def drain(self, *, steps: int = 4000) -> None:
+        """Runs every lane until nothing is left; then nothing may be left anywhere."""
+        for _ in range(steps):
+            if not self.live():
+                break
+            for lane in self.executors:
+                while self.plan(lane) is not None:
+                    self.core.check()
+            for lane, executor in self.executors.items():
+                if executor.in_flight:
+                    self.apply(lane)
+                    self.core.check()
+        assert not self.live(), f"{[user.submission.key for user in self.live()]} never end"
+        for lane, executor in self.executors.items():
+            while executor.in_flight:
+                assert self.apply(lane) == []
+        self.assert_drained()
+
+    def assert_drained(self) -> None:
+        core = self.core
+        core.check()
+        assert core.sequences() == ()
+        assert core.next_deadline() is None
+        load = core.load()
+        assert (load.waiting, load.waiting_tokens) == (0, 0)
+        for lane in load.lanes.values():
+            assert (lane.running, lane.blocks_live, lane.blocks_fenced) == (0, 0, 0)
+            assert lane.blocks_free == lane.blocks_total
+        ends = [user.finished for user in (*self.users.values(), *self.past)]
+        totals = core.totals()
+        assert totals.submitted == len(ends)
+        assert totals.finished == {reason: sum(1 for end in ends if end and end.reason is reason) for reason in Reason}
+        assert totals.delivered == sum(end.usage.delivered for end in ends if end)
+        assert totals.discarded == sum(end.usage.discarded for end in ends if end)
+        assert totals.sampled == totals.delivered + totals.discarded
+        assert totals.preemptions == sum(end.usage.preemptions for end in ends if end)
+
+    def _check_finished(self, user: User, finished: Finished) -> None:
+        usage, submission = finished.usage, user.submission
+        assert usage.prompt_tokens == submission.prompt_len
+        assert usage.preemptions == user.preempted
+        if finished.reason is Reason.STOP:
+            assert usage.delivered <= user.given
+        else:
+            assert usage.delivered == user.given
+        assert usage.discarded >= user.given - usage.delivered
+        if finished.reason is Reason.LENGTH and submission.max_tokens is not None and finished.usage.delivered:
+            assert submission.output_len + user.given <= submission.max_tokens
+        assert (finished.limit is not None) == (finished.reason in (Reason.DEADLINE, Reason.TIME_LIMIT))
+        if finished.reason is Reason.DEADLINE:
+            assert user.given == 0
+        if finished.reason is Reason.TIME_LIMIT:
+            assert user.given > 0
+        for executor in self.executors.values():
+            executor._forget(submission.key)
+
+    def _check_nothing_runnable(self, lane: str, executor: Executor) -> None:
+        views = self.core.sequences()
+        assert not [view for view in views if view.lane == lane], f"{lane} rests with sequences on it"
+        for view in views:
+            if view.lane is None:
+                assert not self._fits(view.key, executor.spec), f"{lane} rests while {view.key} waits"
+
+    def _fits(self, key: str, spec: LaneSpec) -> bool:
+        """Sure to fit: what can be served only by a roomier lane of several is not counted."""
+        submission = self.users[key].submission
+        most = max(other.spec.max_model_len for other in self.executors.values())
+        room = max(other.spec.total_blocks * other.spec.block_size + 1 for other in self.executors.values())
+        reach = min(most, room)
+        if submission.max_tokens is not None:
+            reach = min(most, submission.prompt_len + submission.max_tokens)
+        return reach <= spec.max_model_len and reach - 1 <= spec.total_blocks * spec.block_size

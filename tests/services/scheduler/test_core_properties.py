@@ -1,0 +1,172 @@
+"""Random calls on tiny pools: after every one `check()` holds and the model of users and executors agrees."""
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from scheduler_model import World
+from services.scheduler.calls import CoreConfig, LaneSpec, Limits, Submission, SubmitError
+
+specs = st.builds(
+    LaneSpec,
+    block_size=st.integers(1, 4),
+    total_blocks=st.integers(3, 12),
+    max_batched_tokens=st.integers(1, 12),
+    max_sequences=st.integers(1, 5),
+    max_model_len=st.integers(4, 24),
+)
+tight_specs = st.builds(
+    LaneSpec,
+    block_size=st.integers(1, 3),
+    total_blocks=st.integers(4, 9),
+    max_batched_tokens=st.integers(4, 12),
+    max_sequences=st.integers(3, 5),
+    max_model_len=st.integers(10, 24),
+)
+tight_configs = st.builds(  # optimistic enough to be preempted often
+    CoreConfig,
+    steps_in_flight=st.integers(1, 2),
+    prefill_chunk=st.integers(2, 6),
+    watermark=st.just(0.0),
+    preemption_cap=st.integers(0, 3),
+    preemption_cooldown=st.integers(0, 2),
+    default_output_estimate=st.just(1),
+)
+configs = st.builds(
+    CoreConfig,
+    max_queued_requests=st.sampled_from([3, 1000]),
+    max_queued_tokens=st.sampled_from([30, 1000]),
+    steps_in_flight=st.integers(1, 2),
+    prefill_chunk=st.integers(1, 6),
+    watermark=st.sampled_from([0.0, 0.1, 0.5]),
+    preemption_cap=st.integers(0, 2),
+    preemption_cooldown=st.integers(0, 2),
+    default_output_estimate=st.sampled_from([1, 1, 3, 1024]),
+)
+durations = st.one_of(st.none(), st.none(), st.integers(0, 30))
+limits = st.one_of(st.just(Limits()), st.builds(Limits, durations, durations, durations, durations))
+
+
+class CoreMachine(RuleBasedStateMachine):
+    @initialize(
+        made=st.one_of(st.tuples(configs, specs), st.tuples(tight_configs, tight_specs)), lanes=st.integers(0, 2)
+    )
+    def start(self, made: tuple[CoreConfig, LaneSpec], lanes: int) -> None:
+        config, spec = made
+        self.world = World(config)
+        self.epochs = 0
+        for _ in range(lanes):
+            self._attach(spec)
+
+    def _attach(self, spec: LaneSpec) -> None:
+        self.epochs += 1
+        self.world.attach(f"lane-{self.epochs}", spec)
+
+    def _lane(self, pick: int) -> str:
+        lanes = list(self.world.executors)
+        return lanes[pick % len(lanes)]
+
+    def _key(self, pick: int) -> str:
+        keys = list(self.world.users)
+        return keys[pick % len(keys)]
+
+    @rule(
+        number=st.integers(0, 9),
+        prompt_len=st.integers(1, 14),
+        max_tokens=st.one_of(st.none(), st.integers(1, 9)),
+        limits=limits,
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        output_len=st.sampled_from([0, 0, 0, 1, 3]),
+    )
+    def submit(
+        self, number: int, prompt_len: int, max_tokens: int | None, limits: Limits, priority: int, output_len: int
+    ) -> None:
+        submission = Submission(f"s{number}", "tenant", prompt_len, max_tokens, limits, priority, output_len)
+        before = (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
+        try:
+            self.world.submit(submission)
+        except SubmitError as refusal:
+            assert refusal.field
+            assert before == (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
+
+    @rule(count=st.integers(2, 4), prompt_len=st.integers(1, 5), priorities=st.sampled_from([(0,), (0, 1), (1, 0)]))
+    def crowd(self, count: int, prompt_len: int, priorities: tuple[int, ...]) -> None:
+        """Several at once without max_tokens: what admission can only guess at."""
+        for index in range(count):
+            priority = priorities[index % len(priorities)]
+            self.submit(100 + len(self.world.users) + index, prompt_len, None, Limits(), priority, 0)
+
+    @precondition(lambda self: self.world.users)
+    @rule(pick=st.integers(0, 99))
+    def cancel(self, pick: int) -> None:
+        self.world.cancel(self._key(pick))
+        assert self.world.cancel(self._key(pick)) == []
+
+    @precondition(lambda self: self.world.live())
+    @rule(pick=st.integers(0, 99), back=st.integers(0, 3))
+    def stop(self, pick: int, back: int) -> None:
+        live = self.world.live()
+        user = live[pick % len(live)]
+        self.world.stop(user.submission.key, max(0, user.given - back))
+
+    @precondition(lambda self: self.world.executors)
+    @rule(pick=st.integers(0, 1))
+    def plan(self, pick: int) -> None:
+        self.world.plan(self._lane(pick))
+
+    @precondition(lambda self: any(executor.in_flight for executor in self.world.executors.values()))
+    @rule(pick=st.integers(0, 1), verdict=st.integers(0, 11), row=st.integers(0, 2))
+    def apply(self, pick: int, verdict: int, row: int) -> None:
+        busy = [lane for lane, executor in self.world.executors.items() if executor.in_flight]
+        self.world.apply(
+            busy[pick % len(busy)], ended=row if verdict == 1 else None, failed=row if verdict == 2 else None
+        )
+
+    @precondition(lambda self: self.world.executors)
+    @rule(rounds=st.integers(1, 12))
+    def run(self, rounds: int) -> None:
+        """A stretch of ordinary service, so that histories get long enough for preemption."""
+        for _ in range(rounds):
+            for lane, executor in self.world.executors.items():
+                while self.world.plan(lane) is not None:
+                    self.world.core.check()
+                if executor.in_flight:
+                    self.world.apply(lane)
+
+    @precondition(lambda self: self.world.executors)
+    @rule(pick=st.integers(0, 1))
+    def lose(self, pick: int) -> None:
+        self.world.lose(self._lane(pick))
+
+    @precondition(lambda self: len(self.world.executors) < 2)
+    @rule(spec=specs)
+    def attach(self, spec: LaneSpec) -> None:
+        self._attach(spec)
+
+    @rule(ns=st.integers(0, 9))
+    def wait(self, ns: int) -> None:
+        self.world.now += ns
+        deadline = self.world.core.next_deadline()
+        ended = self.world.expire()
+        assert bool(ended) == (deadline is not None and deadline <= self.world.now)
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "world"):
+            self.world.core.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            if not self.world.executors:
+                self._attach(LaneSpec(4, 12, 8, 4, 24))
+            self.world.drain()
+
+
+CoreMachine.TestCase.settings = settings(
+    max_examples=300,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestCore = CoreMachine.TestCase
