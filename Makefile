@@ -17,7 +17,7 @@ PROTOS := $(sort $(wildcard protos/tercet/v1/*.proto))
 	touch $@
 
 demo: .venv/installed
-	$(BIN)/python -m services.demo
+	$(BIN)/python -m services.cli demo
 
 test: .venv/installed
 	$(BIN)/tercet pull smollm2-135m

@@ -49,9 +49,7 @@ class Runner:
             computed = time.perf_counter_ns()
             results = self._sample(step, logits)
             ended = time.perf_counter_ns()
-        timings = StepTimings(
-            prepare_ns=prepared - started, forward_ns=computed - prepared, sample_ns=ended - computed
-        )
+        timings = StepTimings(prepare_ns=prepared - started, forward_ns=computed - prepared, sample_ns=ended - computed)
         return StepResult(step.step_id, results, timings)
 
     def reset(self) -> None:
@@ -133,4 +131,3 @@ def _result(slot: int, draw: Draw) -> SliceResult:
     if draw.token_id is None:
         return SliceResult(slot, (), error=draw.error)
     return SliceResult(slot, (draw.token_id,), () if draw.logprobs is None else (draw.logprobs,))
-

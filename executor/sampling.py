@@ -54,16 +54,16 @@ def sample(logits: Tensor, sequences: Sequence[SampledSequence]) -> list[Draw]:
     likeliest = logits.argmax(dim=1)  # the first of equals; NaN counts as the largest
     highest = logits.gather(1, likeliest.unsqueeze(1)).squeeze(1)
     draws = []
-    for row, sequence, token_id, value in zip(
-        logits, sequences, likeliest.tolist(), highest.tolist(), strict=True
-    ):
+    for row, sequence, token_id, value in zip(logits, sequences, likeliest.tolist(), highest.tolist(), strict=True):
         draws.append(_sample_row(row, sequence, token_id, value))
     return draws
 
 
 def _sample_row(logits: Tensor, sequence: SampledSequence, likeliest: int, highest: float) -> Draw:
     if not math.isfinite(highest):
-        return Draw(error=RowError(RowErrorCode.NAN_LOGITS, f"the logits at position {sequence.position} are not finite"))
+        return Draw(
+            error=RowError(RowErrorCode.NAN_LOGITS, f"the logits at position {sequence.position} are not finite")
+        )
     sampling = sequence.sampling
     adjusted = adjust(logits, sequence)
     if adjusted is logits and sampling.temperature == 0:
@@ -232,6 +232,7 @@ def token_logprobs(logits: Tensor, token_id: int, count: int) -> TokenLogprobs:
         order = torch.sort(values[ids], descending=True, stable=True)
         chosen = order.indices[:count]
         top = tuple(
-            (token, value - total) for token, value in zip(ids[chosen].tolist(), order.values[:count].tolist(), strict=True)
+            (token, value - total)
+            for token, value in zip(ids[chosen].tolist(), order.values[:count].tolist(), strict=True)
         )
     return TokenLogprobs(drawn=float(values[token_id]) - total, top=top)

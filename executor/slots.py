@@ -123,8 +123,9 @@ class Slots:
             raise StepError(f"slot {part.slot}: {len(part.token_ids)} token_ids for count {part.count}")
         for token in part.token_ids:
             if not 0 <= token < self._capacity.vocab_size:
-                raise StepError(f"slot {part.slot}: token id {token} is out of range, vocab_size is "
-                                f"{self._capacity.vocab_size}")
+                raise StepError(
+                    f"slot {part.slot}: token id {token} is out of range, vocab_size is {self._capacity.vocab_size}"
+                )
 
     def _check_new(self, index: int, new: NewSequence) -> None:
         vocab_size, sampling = self._capacity.vocab_size, new.sampling

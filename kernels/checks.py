@@ -32,7 +32,8 @@ def check_paged_rows(rows: PagedRows, shape: AttentionShape) -> None:
         require(dtype == torch.int32, f"{field} must be int32, got {dtype}")
     require(rows.query_start.shape == (sequences + 1,), f"query_start must be [{sequences + 1}]")
     require(
-        rows.block_tables.dim() == 2 and rows.block_tables.shape[0] == sequences, f"block_tables must be [{sequences}, W]"
+        rows.block_tables.dim() == 2 and rows.block_tables.shape[0] == sequences,
+        f"block_tables must be [{sequences}, W]",
     )
     starts = rows.query_start.tolist()
     width = rows.block_tables.shape[1] * shape.block_size

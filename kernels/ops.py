@@ -205,15 +205,11 @@ class Ops(Protocol):
         self.cache_write(rotated[:, shape.heads :], values, k_pages, v_pages, slot_mapping)
         return rotated[:, : shape.heads]
 
-    def linear_residual(
-        self, x: Tensor, weight: PackedMatrix, residual: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def linear_residual(self, x: Tensor, weight: PackedMatrix, residual: Tensor, bias: Tensor | None = None) -> Tensor:
         """residual + linear(x)."""
         return residual + self.linear(x, weight, bias)
 
-    def gated_mlp(
-        self, x: Tensor, norm: Tensor, eps: float, gate_up: PackedMatrix, down: PackedMatrix
-    ) -> Tensor:
+    def gated_mlp(self, x: Tensor, norm: Tensor, eps: float, gate_up: PackedMatrix, down: PackedMatrix) -> Tensor:
         """x + down(silu(gate) * up), gate and up of the normed x; gate_up holds the gate's rows, then the up's."""
         return self.linear_residual(self.silu_mul(self.norm_linear(x, norm, eps, gate_up)), down, x)
 

@@ -138,8 +138,8 @@ class SchedulerConfig(Settings):
     steps_in_flight: int = setting(2, "steps sent before the first is answered", minimum=1, maximum=2)
     max_queued_requests: int = setting(1024, "most requests waiting", minimum=1)
     max_queued_tokens: int = setting(1_000_000, "most prompt tokens waiting", unit="tokens", minimum=1)
-    prefill_chunk: int | None = setting(
-        None, "most prompt tokens of one request in a step; none means the step's budget", unit="tokens", minimum=1
+    prefill_chunk: int = setting(
+        256, "most prompt tokens of one request in a step while others wait or run", unit="tokens", minimum=1
     )
     watermark: float = setting(0.01, "share of blocks kept free at admission", minimum=0, maximum=0.5)
     default_max_tokens: int | None = setting(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
@@ -24,7 +25,7 @@ from opentelemetry.sdk.trace.sampling import (
     SamplingResult,
     TraceIdRatioBased,
 )
-from opentelemetry.trace import Link, NoOpTracer, SpanKind, Tracer, TraceState
+from opentelemetry.trace import Link, NoOpTracerProvider, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
 from services.config import TelemetryConfig
@@ -141,10 +142,18 @@ class _Processor(BatchSpanProcessor):
 
 
 class Telemetry:
-    """The tracing of a process. `tracer` starts its spans; `exporting` says whether they go anywhere."""
+    """The tracing of a process. `tracer` starts its spans, `provider` is for libraries that make their own tracer;
+    `exporting` says whether the spans go anywhere."""
 
-    def __init__(self, tracer: Tracer, processor: BatchSpanProcessor | None, exporter: _Exporter | None) -> None:
-        self.tracer = tracer
+    def __init__(
+        self,
+        provider: trace.TracerProvider,
+        version: str,
+        processor: BatchSpanProcessor | None,
+        exporter: _Exporter | None,
+    ) -> None:
+        self.provider = provider
+        self.tracer = provider.get_tracer("tercet", version)
         self._processor = processor
         self._exporter = exporter
 
@@ -178,7 +187,7 @@ def open_telemetry(
     span keeps a link to each request (the SDK's default limit is 128 and it drops the rest silently).
     """
     if config.otlp_endpoint is None:
-        return Telemetry(NoOpTracer(), None, None)
+        return Telemetry(NoOpTracerProvider(), version, None, None)
     exporter = _Exporter(
         OTLPSpanExporter(
             endpoint=config.otlp_endpoint,
@@ -194,7 +203,7 @@ def open_telemetry(
         span_limits=SpanLimits(max_links=max(max_links, 128)),
     )
     provider.add_span_processor(processor)
-    return Telemetry(provider.get_tracer("tercet", version), processor, exporter)
+    return Telemetry(provider, version, processor, exporter)
 
 
 def links_to(members: Iterable[tuple[str, Attributes]], limit: int) -> tuple[list[Link], int]:

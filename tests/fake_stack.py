@@ -11,9 +11,10 @@ from executor.step import Capacity
 from services.description import ExecutorDescription, ModelIdentity
 from services.executor.fake import SMALL, BadStep, FakeRunner
 from services.executor.fake_stream import FaultyStream
-from services.executor.service import ExecutorService, unobserved
-from services.executor.session import SessionSettings, StepObserver
-from services.executor.worker import HANG_FLOOR_NS, Running, Worker
+from services.executor.observer import UNOBSERVED, Observer
+from services.executor.service import ExecutorService
+from services.executor.session import SessionSettings
+from services.executor.worker import HANG_FLOOR_NS, Held, Running, Worker
 from services.rpc import bind, make_server
 from tercet.v1 import executor_pb2_grpc
 
@@ -61,7 +62,7 @@ async def running_executor(
     instance_id: str = "fake-instance",
     settings: SessionSettings = SessionSettings(),
     hang_floor_ns: int = HANG_FLOOR_NS,
-    observer: StepObserver = unobserved,
+    observer: Observer = UNOBSERVED,
     tracer: Tracer | None = None,
     listen: str = "127.0.0.1:0",
     opened: bool = True,
@@ -73,10 +74,6 @@ async def running_executor(
     """
     fake = runner or FakeRunner(mode, capacity)
     hung: list[Running] = []
-    worker = Worker(hang_floor_ns=hang_floor_ns)
-    await worker.start(lambda: fake, BadStep)
-    stream = FaultyStream()
-    service = ExecutorService(worker, on_hang=hung.append, settings=settings, observer=observer, outgoing=stream)
     description = fake_description(
         fake.capacity,
         fake.numerics,
@@ -85,6 +82,10 @@ async def running_executor(
         eos_token_ids=eos_token_ids,
         instance_id=instance_id,
     )
+    worker = Worker(hang_floor_ns=hang_floor_ns)
+    await worker.start(lambda: Held(fake, BadStep, description.model, "fake"))
+    stream = FaultyStream()
+    service = ExecutorService(worker, on_hang=hung.append, settings=settings, observer=observer, outgoing=stream)
     server = make_server(tracer or NoOpTracer())
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(service, server)
     target = bind(server, listen)

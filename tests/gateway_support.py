@@ -49,10 +49,14 @@ def answer(*texts: str, **end: Any) -> list[Item]:
 
 
 class ScriptedEngine:
-    """Plays a script: responses are yielded, exceptions raised, events waited for."""
+    """Plays a script: responses are yielded, exceptions raised, events waited for.
 
-    def __init__(self, script: Sequence[Item] = ()) -> None:
+    per_answer: instead of a script, these for each of the n answers asked for, after Accepted.
+    """
+
+    def __init__(self, script: Sequence[Item] = (), *, per_answer: Sequence[Response] = ()) -> None:
         self.script: list[Item] = list(script)
+        self.per_answer = list(per_answer)
         self.requests: list[tokenizer_pb2.TokenizerServiceGenerateRequest] = []
         self.calls: list[EngineCall] = []
         self.live = 0
@@ -70,7 +74,7 @@ class ScriptedEngine:
         self.live += 1
         self.begun.set()
         try:
-            for item in self.script:
+            for item in self.script or self._play_answers(max(request.sampling.n, 1)):
                 if isinstance(item, asyncio.Event):
                     await item.wait()
                 elif isinstance(item, BaseException):
@@ -82,6 +86,16 @@ class ScriptedEngine:
         finally:
             self.live -= 1
             self.released.set()
+
+    def _play_answers(self, count: int) -> list[Item]:
+        script: list[Item] = [accepted()] if self.per_answer else []
+        for index in range(count):
+            for template in self.per_answer:
+                response = Response()
+                response.CopyFrom(template)
+                response.finished.index = index
+                script.append(response)
+        return script
 
     async def describe(self) -> tokenizer_pb2.TokenizerServiceDescribeResponse:
         if self.describe_error is not None:
@@ -122,7 +136,7 @@ class Gateway:
             (sample.labels["route"], sample.labels["status"]): sample.value
             for family in self.registry.collect()
             for sample in family.samples
-            if sample.name == "tercet_gateway_requests_total"
+            if sample.name == "tercet_http_requests_total" and sample.value
         }
 
 

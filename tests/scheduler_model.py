@@ -25,13 +25,12 @@ from services.scheduler.calls import (
 from services.scheduler.core import SchedulerCore
 
 
-@dataclass
+@dataclass(eq=False)
 class User:
     """What one submission was promised and given."""
 
     submission: Submission
     given: int = 0
-    drawn: int = 0  # by an executor whose result came back
     preempted: int = 0
     finished: Finished | None = None
 
@@ -42,9 +41,18 @@ class User:
 
 @dataclass
 class Slot:
-    key: str
+    user: User
     next: int = 0  # position of the next slice
     table: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Flight:
+    """A step in flight: whose slices they are (a key may be used again meanwhile), and every block they reference."""
+
+    plan: Plan
+    owners: list[User]
+    tables: list[list[int]]
 
 
 @dataclass
@@ -53,9 +61,8 @@ class Executor:
 
     spec: LaneSpec
     slots: dict[int, Slot] = field(default_factory=dict)
-    cells: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)  # (block, offset) -> (key, position)
-    in_flight: deque[Plan] = field(default_factory=deque)
-    tables: dict[int, dict[str, list[int]]] = field(default_factory=dict)  # step in flight -> tables it references
+    cells: dict[tuple[int, int], tuple[User, int]] = field(default_factory=dict)  # (block, offset) -> (who, position)
+    in_flight: deque[Flight] = field(default_factory=deque)
     steps: int = 0
 
     def run(self, plan: Plan, users: dict[str, User]) -> None:
@@ -68,59 +75,61 @@ class Executor:
         assert not (plan.admitted and plan.preempted), "an admission in a step that preempted"
         assert [one.key for one in plan.admitted] == [piece.key for piece in plan.slices if piece.admitted]
         for preempted in plan.preempted:
-            assert all(preempted.key not in tables for tables in self.tables.values()), "preempted while in flight"
-            self._forget(preempted.key)
+            victim = users[preempted.key]
+            assert all(victim not in flight.owners for flight in self.in_flight), "preempted while in flight"
+            self.forget(victim)
         for piece in plan.slices:
             assert 0 <= piece.slot < self.spec.max_sequences
             assert piece.count >= 1
             user = users[piece.key]
             assert user.finished is None
             if piece.admitted:
-                self._forget(piece.key)
-                self.slots[piece.slot] = Slot(piece.key)
+                self.slots[piece.slot] = Slot(user)
             slot = self.slots[piece.slot]
-            assert slot.key == piece.key, "a slot was taken over without being replaced"
+            assert slot.user is user, "a slot was taken over without being replaced"
             assert piece.start == slot.next, "a slice starts elsewhere than the last one ended"
             for block in piece.new_block_ids:
-                self._reassign(block, piece.key, users)
+                self._reassign(block)
             slot.table += piece.new_block_ids
             self._compute(slot, piece.start, piece.count)
             slot.next = piece.start + piece.count
             self._check_length(user, piece.start, piece.count, samples=piece.samples)
-        self.tables[plan.step_id] = {piece.key: list(self.slots[piece.slot].table) for piece in plan.slices}
-        self.in_flight.append(plan)
+        owners = [users[piece.key] for piece in plan.slices]
+        tables = [list(self.slots[piece.slot].table) for piece in plan.slices]
+        self.in_flight.append(Flight(plan, owners, tables))
 
-    def _forget(self, key: str) -> None:
-        for number in [number for number, slot in self.slots.items() if slot.key == key]:
+    def forget(self, user: User) -> None:
+        for number in [number for number, slot in self.slots.items() if slot.user is user]:
             del self.slots[number]
 
-    def _reassign(self, block: int, key: str, users: dict[str, User]) -> None:
+    def _reassign(self, block: int) -> None:
         assert 0 <= block < self.spec.total_blocks
         for slot in self.slots.values():
-            if block in slot.table:
-                assert users[slot.key].finished is not None, f"block {block} has a living owner"
-        for step, tables in self.tables.items():
-            for owner, table in tables.items():
-                assert block not in table, f"block {block} of {owner} in step {step} is given to {key}"
+            assert block not in slot.table, f"block {block} has a living owner"
+        for flight in self.in_flight:
+            for table in flight.tables:
+                assert block not in table, f"block {block} is given away while step {flight.plan.step_id} uses it"
 
     def _compute(self, slot: Slot, start: int, count: int) -> None:
         size = self.spec.block_size
         assert start + count <= len(slot.table) * size, "positions without a block"
         for position in range(start, start + count):
-            self.cells[slot.table[position // size], position % size] = (slot.key, position)
+            self.cells[slot.table[position // size], position % size] = (slot.user, position)
         for position in range(start + count):
             written = self.cells[slot.table[position // size], position % size]
-            assert written == (slot.key, position), f"{slot.key} would read {written} at position {position}"
+            assert written == (slot.user, position), f"{slot.user} would read {written} at position {position}"
 
     def _check_length(self, user: User, start: int, count: int, *, samples: bool) -> None:
-        key = user.submission.key
         draws = sum(
-            1 for plan in self.in_flight for piece in plan.slices if piece.key == key and piece.samples
-        )  # placeholders
+            1
+            for flight in self.in_flight
+            for owner, piece in zip(flight.owners, flight.plan.slices, strict=True)
+            if owner is user and piece.samples
+        )
         length = user.ids + draws
         assert start + count <= length
         assert samples == (start + count == length), "samples exactly at the last position"
-        if start >= user.ids:
+        if start + count > user.ids:
             assert count == 1, "more than one id is not known to the shell"
         most = self.spec.max_model_len
         if user.submission.max_tokens is not None:
@@ -183,13 +192,12 @@ class World:
     def apply(self, lane: str, *, ended: int | None = None, failed: int | None = None) -> list[Emission]:
         """Answers the oldest step; sampling row `ended` draws a stop id, row `failed` fails."""
         executor = self.executors[lane]
-        plan = executor.in_flight.popleft()
+        plan = executor.in_flight.popleft().plan
         sampled = [piece for piece in plan.slices if piece.samples]
         outcomes = [
             SequenceOutcome(piece.slot, 0 if row == failed else 1, ended=row == ended != failed, failed=row == failed)
             for row, piece in enumerate(sampled)
         ]
-        del executor.tables[plan.step_id]
         emissions = self.core.apply(lane, StepOutcome(plan.step_id, tuple(outcomes)), self.now)
         return self.take(emissions)
 
@@ -263,7 +271,7 @@ class World:
         if finished.reason is Reason.TIME_LIMIT:
             assert user.given > 0
         for executor in self.executors.values():
-            executor._forget(submission.key)
+            executor.forget(user)
 
     def _check_nothing_runnable(self, lane: str, executor: Executor) -> None:
         views = self.core.sequences()

@@ -95,7 +95,9 @@ def read_config(metadata: Mapping[str, MetadataValue]) -> LlamaConfig:
     head_dim = _positive(metadata, "attention.key_length", hidden // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
         if _positive(metadata, name, head_dim) != head_dim:
-            raise ModelError(f"{PREFIX}.{name} is {metadata[f'{PREFIX}.{name}']}; only the head size {head_dim} is served")
+            raise ModelError(
+                f"{PREFIX}.{name} is {metadata[f'{PREFIX}.{name}']}; only the head size {head_dim} is served"
+            )
     if head_dim % 2:
         raise ModelError(f"head size {head_dim} is odd: it has no pairs to rotate")
     eps = require(metadata, f"{PREFIX}.attention.layer_norm_rms_epsilon", float)
@@ -190,9 +192,7 @@ def _load_qkv_bias(scheme: NativeScheme, parts: tuple[Part, ...]) -> Tensor | No
     return torch.cat([scheme.vector(name, part.rows, part.order) for name, part in zip(names, parts, strict=True)])
 
 
-def _weight_bytes(
-    embedding: PackedMatrix, layers: tuple[LlamaLayer, ...], norm: Tensor, head: PackedMatrix
-) -> int:
+def _weight_bytes(embedding: PackedMatrix, layers: tuple[LlamaLayer, ...], norm: Tensor, head: PackedMatrix) -> int:
     matrices = {id(embedding): embedding.nbytes, id(head): head.nbytes}  # once, where they are tied
     vectors = norm.nbytes
     for layer in layers:

@@ -74,7 +74,9 @@ def plan(rows: PagedRows, shape: AttentionShape) -> GatherPlan:
     return GatherPlan(rows, tuple(batches))
 
 
-def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, work: GatherPlan, shape: AttentionShape, scale: float) -> Tensor:
+def attend(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, work: GatherPlan, shape: AttentionShape, scale: float
+) -> Tensor:
     out = torch.empty(q.shape, dtype=torch.float32)
     for batch in work.batches:
         values = _attend_batch(q, k_pages, v_pages, batch, shape, scale)

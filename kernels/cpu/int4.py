@@ -99,9 +99,7 @@ def int4_linear(x: Tensor, weight: Int4Matrix) -> Tensor:
     narrow = x.to(torch.bfloat16).contiguous()
     if weight.wide:
         narrow = torch.cat((narrow * 16, narrow), dim=1)
-    product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-        narrow, weight.packed, GROUP, weight.scales_and_zeros
-    )
+    product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(narrow, weight.packed, GROUP, weight.scales_and_zeros)
     return product[:, : weight.rows].to(torch.float32)
 
 

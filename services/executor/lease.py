@@ -4,9 +4,9 @@ Owns the epoch counter and the holder. Must not know streams, threads or clocks:
 epochs only grow, and at most one of them is current.
 
 How the shell knows that a holder is gone: an owner sends steps only while there is work, so its silence proves
-nothing. What proves it is its stream: gRPC ends it at once when the owner's process or connection goes, and
-HTTP/2 pings (see `services.executor.service`) end it within `lease_ttl` when the peer is frozen or the network is
-cut. Either way the shell calls `release`. So a claim is refused exactly as long as the holder's connection answers.
+nothing. What proves it is its stream: gRPC ends it at once when the owner's process or connection goes, and the
+server's HTTP/2 pings (`services.rpc`) end it when the peer is frozen or the network is cut. Either way the shell calls
+`release`. So a claim is refused exactly as long as the holder's connection answers.
 """
 
 from dataclasses import dataclass

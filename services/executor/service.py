@@ -4,8 +4,8 @@ Owns who may step and the watch over hung steps. Must not know a model: the work
 blocks the event loop; a new epoch is granted only after the last step of the old one has ended and the pool is empty;
 however a stream ends, its lease is released and no further step of it starts.
 
-Who is gone is learned from streams. `LIVENESS_OPTIONS` makes the transport ping an owner and end its stream when it
-does not answer within the lease's time to live, so a frozen owner cannot keep the executor.
+Who is gone is learned from streams: the transport pings an owner (`services.rpc`) and ends its stream when it does not
+answer, so a frozen owner cannot keep the executor.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ import grpc
 from services.description import ExecutorDescription, description_to_proto
 from services.errors import FailedPrecondition, InvalidArgument, ServiceError, Unavailable
 from services.executor.lease import Lease, lease_lost
-from services.executor.session import Outgoing, Session, SessionSettings, StepObserver
-from services.executor.worker import Running, StepDone, Worker
-from services.wire import RequestLabel
+from services.executor.observer import UNOBSERVED, Observer
+from services.executor.session import Outgoing, Session, SessionSettings
+from services.executor.worker import Running, Worker
 from tercet.v1 import executor_pb2, executor_pb2_grpc
 
 LOADING = "loading the model"
@@ -35,10 +35,6 @@ def each_once(
     return (message,)
 
 
-def unobserved(done: StepDone, served: tuple[RequestLabel, ...]) -> None:
-    """The observer of whoever keeps no figures."""
-
-
 class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
     """on_hang: told once about each step that exceeds its limit; a process ends itself there."""
 
@@ -48,7 +44,7 @@ class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
         *,
         on_hang: Callable[[Running], None],
         settings: SessionSettings = SessionSettings(),
-        observer: StepObserver = unobserved,
+        observer: Observer = UNOBSERVED,
         outgoing: Outgoing = each_once,
     ) -> None:
         self._worker = worker
@@ -136,7 +132,12 @@ class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
         return claim
 
     def _install(self, claim: executor_pb2.Claim) -> Session:
-        grant = self._lease.claim(claim.scheduler_id, takeover=claim.takeover, now_ns=time.monotonic_ns())
+        try:
+            grant = self._lease.claim(claim.scheduler_id, takeover=claim.takeover, now_ns=time.monotonic_ns())
+        except ServiceError:
+            self._observer.refused()
+            raise
+        self._observer.granted(grant)
         if grant.ousted is not None and self._session is not None:
             self._session.end(lease_lost(grant.ousted, grant.holder))
         session = Session(grant.holder, self._worker, self._settings, self._observer, self._outgoing)

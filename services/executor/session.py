@@ -12,29 +12,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any
 
 import grpc
 
 from executor.step import StepResult
 from services.errors import Internal, InvalidArgument
 from services.executor.lease import Holder, stale_epoch
+from services.executor.observer import NOBODY, Observer, Sequence, describe_batch
 from services.executor.worker import Failed, Stale, StepDone, Worker
-from services.wire import RequestLabel, StepOrder, result_to_proto, step_from_proto
+from services.wire import StepOrder, result_to_proto, step_from_proto
 from tercet.v1 import executor_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Outgoing = Callable[[executor_pb2.ExecutorServiceRunResponse], Iterable[executor_pb2.ExecutorServiceRunResponse]]
 
-NOBODY: Final = RequestLabel()
-
 log = logging.getLogger(__name__)
-
-
-class StepObserver(Protocol):
-    """Told about each step that ran: what was done, and whose requests its slices served, in their order."""
-
-    def __call__(self, done: StepDone, served: tuple[RequestLabel, ...]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ class Session:
         holder: Holder,
         worker: Worker,
         settings: SessionSettings,
-        observer: StepObserver,
+        observer: Observer,
         outgoing: Outgoing,
     ) -> None:
         self.holder = holder
@@ -67,7 +60,7 @@ class Session:
         self._room = asyncio.Semaphore(settings.steps_in_flight)
         self._wake = asyncio.Event()
         self._results: deque[executor_pb2.StepResult] = deque()
-        self._labels: dict[int, RequestLabel] = {}
+        self._sequences: dict[int, Sequence] = {}
         self._last_step_id = 0
         self._unfinished = 0  # read and not done by the worker
         self._heartbeat_due = False
@@ -133,27 +126,31 @@ class Session:
             )
         order = step_from_proto(message.step)
         self._last_step_id = step_id
-        self._labels.update(order.labels)
-        served = tuple(self._labels.get(piece.slot, NOBODY) for piece in order.step.slices)
+        served = self._served(order)
         self._unfinished += 1
         self._worker.submit(order, time.monotonic_ns(), lambda done: self._done(done, served))
 
-    def _done(self, done: StepDone, served: tuple[RequestLabel, ...]) -> None:
+    def _served(self, order: StepOrder) -> tuple[Sequence, ...]:
+        """The sequences of the step's slices, and what the slots hold from here on."""
+        labels = dict(order.labels)
+        for piece in order.step.slices:
+            if piece.new is not None:
+                self._sequences[piece.slot] = Sequence(labels[piece.slot], piece.new.prompt_len)
+        return tuple(self._sequences.get(piece.slot, NOBODY) for piece in order.step.slices)
+
+    def _done(self, done: StepDone, served: tuple[Sequence, ...]) -> None:
         self._unfinished -= 1
+        self._observer.step(done, served)
         match done.outcome:
             case StepResult() as result:
-                self._observer(done, served)
                 self._results.append(result_to_proto(result))
                 self._wake.set()
             case Stale():
                 self.end(stale_epoch(done.order.epoch, self.holder.epoch))
             case Failed(error, bad_step):
-                self._observer(done, served)
                 self.end(self._failure(done.order, error, bad_step, served))
 
-    def _failure(
-        self, order: StepOrder, error: Exception, bad_step: bool, served: tuple[RequestLabel, ...]
-    ) -> Exception:
+    def _failure(self, order: StepOrder, error: Exception, bad_step: bool, served: tuple[Sequence, ...]) -> Exception:
         step_id = order.step.step_id
         if bad_step:
             return InvalidArgument(f"step {step_id}: {error}", reason="BAD_STEP", field="step")
@@ -164,7 +161,7 @@ class Session:
             order.epoch,
             type(error).__name__,
             exc_info=error,
-            extra={"batch": describe_batch(order, served)},
+            extra={"batch": describe_batch(order.step, served)},
         )
         return Internal(
             f"step {step_id} failed as a whole ({type(error).__name__}); the cause is in the executor's log",
@@ -207,11 +204,3 @@ class Session:
             running_ns=time.monotonic_ns() - running.started_ns,
             queued_steps=max(0, self._unfinished - 1),
         )
-
-
-def describe_batch(order: StepOrder, served: tuple[RequestLabel, ...]) -> list[dict[str, object]]:
-    """Slots, positions and request ids of a step, for the log."""
-    return [
-        {"slot": piece.slot, "start": piece.start, "count": piece.count, "request_id": label.request_id}
-        for piece, label in zip(order.step.slices, served, strict=True)
-    ]

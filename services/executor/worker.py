@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from executor.step import Capacity, Step, StepResult
+from services.description import ModelIdentity
 from services.wire import StepOrder
 
 T = TypeVar("T")
@@ -40,6 +41,19 @@ class StepRunner(Protocol):
     def run(self, step: Step) -> StepResult: ...
 
     def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What loading gives. step_error: what the runner raises for a step that breaks the contract. backend: for
+    people. weight_bytes, kv_bytes: resident."""
+
+    runner: StepRunner
+    step_error: type[Exception]
+    model: ModelIdentity
+    backend: str
+    weight_bytes: int = 0
+    kv_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +85,11 @@ Outcome = StepResult | Stale | Failed
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """started_ns, ended_ns: monotonic; equal where the step was not run."""
+    """Times are monotonic; started_ns and ended_ns are equal where the step was not run."""
 
     order: StepOrder
     outcome: Outcome
+    arrived_ns: int
     started_ns: int
     ended_ns: int
 
@@ -92,8 +107,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="model", daemon=True)
-        self._runner: StepRunner | None = None
-        self._step_error: type[Exception] = ValueError
+        self._held: Held | None = None
         # Read by the thread, written by the loop; and the other way round. Each is one reference, never a pair.
         self._epoch = 0
         self._failed_epoch = 0
@@ -103,12 +117,12 @@ class Worker:
     def running(self) -> Running | None:
         return self._running
 
-    async def start(self, load: Callable[[], StepRunner], step_error: type[Exception]) -> StepRunner:
-        """Run `load` in the thread and keep what it gives. step_error: what its `run` raises for a bad step."""
-        self._step_error = step_error
+    async def start(self, load: Callable[[], Held]) -> Held:
+        """Run `load` in the thread, and keep what it gives."""
         self._thread.start()
-        self._runner = await self._call(load)
-        return self._runner
+        held = await self._call(load)
+        self._held = held
+        return held
 
     def admit(self, epoch: int) -> None:
         """Steps of `epoch`, and of no other, may start from here on."""
@@ -121,11 +135,11 @@ class Worker:
 
     async def reset(self) -> None:
         """Return when every step asked for before has ended and the pool is empty."""
-        await self._call(self._held().reset)
+        await self._call(self._loaded().runner.reset)
 
     def submit(self, order: StepOrder, arrived_ns: int, deliver: Callable[[StepDone], None]) -> None:
         """Queue a step; `deliver` is called on the loop when it is done, whatever became of it."""
-        self._held()
+        self._loaded()
         self._jobs.put(partial(self._step, order, arrived_ns, deliver))
 
     async def close(self, limit_s: float = 5.0) -> bool:
@@ -137,10 +151,10 @@ class Worker:
         await asyncio.to_thread(self._thread.join, limit_s)
         return not self._thread.is_alive()
 
-    def _held(self) -> StepRunner:
-        if self._runner is None:
+    def _loaded(self) -> Held:
+        if self._held is None:
             raise RuntimeError("the worker has not loaded its runner")
-        return self._runner
+        return self._held
 
     async def _call(self, function: Callable[[], T]) -> T:
         future: asyncio.Future[T] = self._loop.create_future()
@@ -163,19 +177,20 @@ class Worker:
         started_ns = time.monotonic_ns()
         current = self._epoch
         if order.epoch != current or order.epoch == self._failed_epoch:
-            self._post(deliver, StepDone(order, Stale(current), started_ns, started_ns))
+            self._post(deliver, StepDone(order, Stale(current), arrived_ns, started_ns, started_ns))
             return
         self._running = Running(order, started_ns, hang_limit_ns(order.predicted_ns, self._hang_floor_ns))
+        held = self._loaded()
         outcome: Outcome
         try:
-            result = self._held().run(order.step)
+            result = held.runner.run(order.step)
             outcome = replace(result, timings=replace(result.timings, wait_ns=max(0, started_ns - arrived_ns)))
         except Exception as error:
             self._failed_epoch = order.epoch
-            outcome = Failed(error, bad_step=isinstance(error, self._step_error))
+            outcome = Failed(error, bad_step=isinstance(error, held.step_error))
         finally:
             self._running = None
-        self._post(deliver, StepDone(order, outcome, started_ns, time.monotonic_ns()))
+        self._post(deliver, StepDone(order, outcome, arrived_ns, started_ns, time.monotonic_ns()))
 
     def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
         try:

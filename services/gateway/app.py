@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,8 +22,9 @@ from services.gateway.config import HttpLimits
 from services.gateway.engine import TextEngine
 from services.gateway.exchange import Desk, Endpoint
 from services.gateway.json_body import shown
-from services.gateway.metrics import GatewayMetrics
 from services.gateway.shapes import ModelList
+from services.metrics import GatewayMetrics
+from services.process_metrics import render
 from services.rpc_errors import cap
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
@@ -42,7 +42,7 @@ def make_app(
     clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """The gateway over `engine`. registry: shown at /metrics, and gets the gateway's own series."""
-    desk = Desk(engine, limits, tracer, GatewayMetrics(registry), clock)
+    desk = Desk(engine, limits, tracer, GatewayMetrics.make(registry), clock)
     pages = _Pages(engine, registry, int(clock()))
     app = Starlette(
         routes=[
@@ -101,8 +101,8 @@ class _Pages:
         return JSONResponse({"status": "not ready", "reason": cap(reason)}, status_code=503)
 
     async def metrics(self, request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self._registry), headers={"content-type": content_type})
+        body, content_type = render(self._registry, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
 
 def _respond(error: ServiceError) -> Response:

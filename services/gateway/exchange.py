@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from opentelemetry.trace import Tracer
 from starlette.requests import ClientDisconnect
@@ -28,6 +28,7 @@ from services.gateway.openai import Generation
 from services.gateway.outlet import Outlet, SlowReader
 from services.gateway.spans import RequestSpan
 from services.gateway.transcript import Transcript
+from services.metrics import GatewayMetrics
 from tercet.v1 import tokenizer_pb2
 
 JSON: Final = "application/json"
@@ -36,17 +37,12 @@ EVENT_STREAM: Final = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+CLIENT_GONE: Final = http_errors.ROWS[Cancelled].status
 TRACE_ID_HEADER: Final = "tercet-trace-id"
 
 Events = AsyncGenerator[tokenizer_pb2.TokenizerServiceGenerateResponse, None]
 
 log = logging.getLogger(__name__)
-
-
-class Observer(Protocol):
-    """Told once about each exchange: its route, the status that its outcome means, seconds."""
-
-    def __call__(self, route: str, status: int, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ class Desk:
     engine: TextEngine
     limits: HttpLimits
     tracer: Tracer
-    observer: Observer
+    metrics: GatewayMetrics
     clock: Callable[[], float] = time.time
 
 
@@ -105,6 +101,7 @@ class Exchange:
         self._outlet = Outlet(send, {}, self._desk.limits.write_timeout_s)
         self._transcript: Transcript | None = None
         self._ending = Ending()
+        self._streaming = False
 
     async def run(self) -> None:
         """Serve the request. Raises nothing but CancelledError, after the client was told."""
@@ -130,7 +127,7 @@ class Exchange:
         except ClientDisconnect:
             self._give_up(Cancelled("the client left"))
         except SlowReader as error:
-            self._ending = Ending(http_errors.ROWS[Cancelled].status, "slow_reader", "slow_reader")
+            self._ending = Ending(CLIENT_GONE, "slow_reader", "slow_reader")
             log.warning("stream ended: %s", error, extra={"request_id": self._request_id})
         except Exception as error:
             await self._fail(self._unexpected(error))
@@ -193,6 +190,8 @@ class Exchange:
                 continue
             if not self._outlet.started:
                 await self._outlet.start(200, EVENT_STREAM)
+                self._desk.metrics.open_streams.inc()
+                self._streaming = True
             await self._outlet.write(to_event(chunk))
         work.transcript.check_complete()
         last = maker.last()
@@ -234,10 +233,12 @@ class Exchange:
     def _close(self) -> None:
         if self._transcript is not None:
             self._span.answer(self._transcript)
+        if self._streaming:
+            self._desk.metrics.open_streams.dec()
         ending = self._ending
         self._span.end(ending.status, ending.outcome, ending.error_type)
         seconds = (time.monotonic_ns() - self._started_ns) / 1e9
-        self._desk.observer(self._endpoint.route, ending.status, seconds)
+        self._desk.metrics.record(self._endpoint.route, _status_class(ending.status), seconds, self._span.span)
 
     def _created(self) -> int:
         return int(self._desk.clock())
@@ -246,6 +247,11 @@ class Exchange:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _status_class(status: int) -> str:
+    """One of `services.metrics.STATUS_CLASSES`."""
+    return "client_gone" if status == CLIENT_GONE else f"{status // 100}xx"
 
 
 def _outcome(transcript: Transcript) -> str:

@@ -111,13 +111,15 @@ def finish_reason(finished: tokenizer_pb2.Finished) -> shapes.FinishReason:
 
 
 def model_card(description: tokenizer_pb2.TokenizerServiceDescribeResponse, created: int) -> shapes.Model:
-    return {
+    card: shapes.Model = {
         "id": description.model.name,
         "object": "model",
         "created": created,
         "owned_by": "tercet",
-        "max_model_len": description.model.max_model_len,
     }
+    if description.model.max_model_len:
+        card["max_model_len"] = description.model.max_model_len
+    return card
 
 
 def _reply(

@@ -90,11 +90,13 @@ class Reply(TypedDict):
 
 
 class Model(TypedDict):
+    """max_model_len: tokens; absent while no executor has told it."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int
+    max_model_len: NotRequired[int]
 
 
 class ModelList(TypedDict):

@@ -4,23 +4,27 @@ Owns a request's life at the edge: encode, call the scheduler, detokenize, find 
 All its state is local to one generator, so closing the generator ends everything.
 """
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import Span, Tracer
 
 from services import names, trace_context
 from services.callers import Caller, read_caller
-from services.errors import NotFound, Unimplemented
+from services.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from services.gateway.engine import EngineCall
 from services.rpc_errors import from_rpc_error
 from services.tokenizer.answer import Answer, AnswerRules
 from services.tokenizer.chain import Chain, ChainState
+from services.tokenizer.invalid import InvalidText
 from services.tokenizer.prompts import Prompts
-from services.tokenizer.report import EdgeReport
+from services.tokenizer.report import EdgeReport, Told
 from services.tokenizer.text import TextModel
 from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, tokenizer_pb2
 
@@ -59,50 +63,79 @@ class TextEdge:
         self._identity = identity
         self._tracer = tracer
         self._report = report
+        self._live = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+
+    def drain(self) -> None:
+        """Refuses new requests from now on."""
+        self._draining = True
+
+    async def drained(self, limit_s: float) -> None:
+        """Returns when no request is left, or at the limit."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
 
     async def generate(self, request: Request, call: EngineCall) -> AsyncGenerator[Response, None]:
         """Accepted, then deltas, then Finished. Raises ServiceError; see `TextEngine.generate`."""
-        with self._report.request(request, call) as told:
-            chain = self._chain.require()
-            self._refuse(request)
-            caller = read_caller(request.context, _as_metadata(call), call.request_id)
+        self._live += 1
+        self._idle.clear()
+        try:
+            with self._report.request(request, call) as told:
+                async with aclosing(self._answer(request, call, told)) as events:
+                    async for event in events:
+                        yield event
+        finally:
+            self._live -= 1
+            if not self._live:
+                self._idle.set()
+
+    async def _answer(self, request: Request, call: EngineCall, told: Told) -> AsyncGenerator[Response, None]:
+        if self._draining:
+            raise Unavailable("the tokenizer is draining and takes no new requests", reason="DRAINING")
+        self._refuse(request)
+        chain = self._chain.require()
+        caller = read_caller(request.context, _as_metadata(call), call.request_id)
+        try:
             answer = Answer(self._model, self._rules(request, chain))
-            began = time.monotonic_ns()
-            prompt_ids = await self._prompts.encode(request, call.context)
-            told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
-            stream = self._scheduler.Generate(
-                self._message(request, caller, prompt_ids, call),
-                timeout=max(0.0, call.timeout_s - (time.monotonic_ns() - call.started_ns) / 1e9),
-                metadata=trace_context.inject(told.span),
-            )
-            span = None
-            try:
-                async for event in stream:
-                    match event.WhichOneof("event"):
-                        case "accepted":
-                            yield Response(accepted=self._accepted(event.accepted, request, prompt_ids))
-                        case "delta":
-                            if span is None:
-                                span = self._tracer.start_span(names.SPAN_DETOKENIZE, context=call.context)
-                            was_stopped = answer.stop_string is not None
-                            for delta in answer.push(event.delta.token_ids, event.delta.logprobs):
-                                told.delta(len(delta.token_ids))
-                                yield Response(delta=delta)
-                            if answer.stop_string is not None and not was_stopped:
-                                await self._stop(caller, answer.kept_tokens)
-                        case "finished":
-                            for delta in answer.finish():
-                                told.delta(len(delta.token_ids))
-                                yield Response(delta=delta)
-                            finished = told.finished(_finished(event.finished, answer))
-                            yield Response(finished=finished)
-            except grpc.aio.AioRpcError as error:
-                raise from_rpc_error(error) from error
-            finally:
-                stream.cancel()
-                if span is not None:
-                    span.set_attribute(names.TEXT_CHARACTERS, answer.characters)
-                    span.end()
+        except InvalidText as error:
+            raise InvalidArgument(str(error), field=error.field) from error
+        began = time.monotonic_ns()
+        prompt_ids = await self._prompts.encode(request, call.context)
+        told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
+        stream = self._scheduler.Generate(
+            self._message(request, caller, prompt_ids, call),
+            timeout=max(0.0, call.timeout_s - (time.monotonic_ns() - call.started_ns) / 1e9),
+            metadata=trace_context.inject(told.span),
+        )
+        span: Span | None = None
+        try:
+            async for event in stream:
+                match event.WhichOneof("event"):
+                    case "accepted":
+                        yield Response(accepted=self._accepted(event.accepted, request, prompt_ids))
+                    case "delta":
+                        span = span or self._tracer.start_span(names.SPAN_DETOKENIZE, context=call.context)
+                        was_stopped = answer.stop_string is not None
+                        for delta in answer.push(event.delta.token_ids, event.delta.logprobs):
+                            told.delta(len(delta.token_ids))
+                            yield Response(delta=delta)
+                        if answer.stop_string is not None and not was_stopped:
+                            await self._stop(caller, answer.kept_tokens)
+                    case "finished":
+                        for delta in answer.finish():
+                            told.delta(len(delta.token_ids))
+                            yield Response(delta=delta)
+                        yield Response(finished=told.finished(_finished(event.finished, answer)))
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            stream.cancel()
+            if span is not None:
+                span.set_attribute(names.TEXT_CHARACTERS, answer.characters)
+                span.end()
 
     async def describe(self) -> tokenizer_pb2.TokenizerServiceDescribeResponse:
         """This edge's own model; what only the chain knows (context length, weights, numerics) once it is complete."""

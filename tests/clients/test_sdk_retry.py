@@ -1,12 +1,11 @@
 """When the clients send again, and when they must not."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_tokenizer import (
@@ -56,10 +55,6 @@ async def test_unavailable_before_the_first_delta_is_sent_again(driver: Driver, 
     assert {request.context.request_id for request in service.requests} == {stream.request_id}
     assert {metadata["tercet-request-id"] for metadata in service.metadata} == {stream.request_id}
     assert (stream.attempt, stream.seed) == (3, 2)
-    first, _, third = service.time_left
-    assert first is not None
-    assert third is not None
-    assert third < first <= 30.5
 
 
 @pytest.mark.parametrize("events", [(delta("a"),), (delta(""),), (delta("a"), finished())])
@@ -116,11 +111,23 @@ async def test_a_server_that_comes_late_is_reached(service: ScriptedTokenizer) -
 
 async def test_a_wait_beyond_the_deadline_is_not_begun(driver: Driver, service: ScriptedTokenizer) -> None:
     service.scripts.append(fails(UNAVAILABLE, "later", details=(retry_info(60_000),)))
-    started = time.monotonic()
     with pytest.raises(tercet.UnavailableError, match="later") as caught:
         await driver.on(await driver.call("generate", "x", timeout=30), "text")
     assert caught.value.retry_after == 60
-    assert time.monotonic() - started < 30
+
+
+async def test_all_tries_share_one_deadline(service: ScriptedTokenizer) -> None:
+    policy = tercet.RetryPolicy(initial_backoff=0.5)
+    for kind in CLIENTS:
+        service.time_left.clear()
+        service.scripts.extend([fails(UNAVAILABLE), plays(accepted(), finished())])
+        async with serving(service) as target, driving(kind, target, retry=policy) as driver:
+            await driver.on(await driver.call("generate", "x", timeout=5), "text")
+        first, second = service.time_left
+        assert first is not None
+        assert second is not None
+        # gRPC rounds what it sends to about 1 %.
+        assert 0 < second < first - 0.2 <= 5
 
 
 @pytest.mark.parametrize("opted_in", [False, True])
@@ -171,7 +178,7 @@ def test_retries_are_bounded(
 ) -> None:
     policy = tercet.RetryPolicy(attempts=attempts, initial_backoff=initial, max_backoff=initial * times)
     retries = Retries(policy, deadline=limit)
-    status = error_details_pb2_status(asked)
+    status = _status(asked)
     error = from_status("UNAVAILABLE", "", status)
     now, waits = 0.0, 0
     while (delay := retries.after(error, now, jitter)) is not None:
@@ -184,9 +191,7 @@ def test_retries_are_bounded(
     assert retries.attempt == waits + 1
 
 
-def error_details_pb2_status(milliseconds: int | None) -> object:
-    from google.rpc import status_pb2
-
+def _status(milliseconds: int | None) -> status_pb2.Status:
     status = status_pb2.Status()
     if milliseconds is not None:
         status.details.add().Pack(retry_info(milliseconds))

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 from fake_stack import MODEL_HASH, RunningExecutor, running_executor, until
-from step_stream import first, further, owner_of
+from step_stream import Owner, first, further, owner_of
 
 from executor.step import RowErrorCode, Slice
 from services import errors
@@ -362,28 +362,51 @@ async def test_steps_beyond_the_bound_wait_in_the_transport() -> None:
         assert [(await owner.result()).step_id for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
+SMALL_WINDOW = (("grpc.http2.bdp_probe", 0),)  # else the transport's buffers grow with what they are given
+
+
+async def stall(executor: RunningExecutor, owner: Owner, total: int) -> "asyncio.Task[None]":
+    """Send `total` steps of about 2 KiB of results each, read nothing, wait until the executor stands still."""
+    slices = [first(slot, PROMPT, (slot,), logprobs=20) for slot in range(8)]
+
+    async def send_all() -> None:
+        for step_id in range(1, total + 1):
+            await owner.step(step_id, *slices)
+
+    sending = asyncio.create_task(send_all())
+    seen = -1
+    while executor.runner.count != seen:
+        seen = executor.runner.count
+        await asyncio.sleep(0.2)
+    assert 0 < seen < total
+    return sending
+
+
 async def test_reader_who_reads_nothing_holds_a_bounded_number_of_results() -> None:
     """Results that the transport takes no more stay with the session, at most as many as steps in flight."""
     settings = SessionSettings(heartbeat_s=0.02, steps_in_flight=2)
-    async with running_executor(settings=settings) as executor, owner_of(executor) as owner:
+    async with running_executor(settings=settings) as executor, owner_of(executor, SMALL_WINDOW) as owner:
         await owner.claim()
-
-        slices = [first(slot, PROMPT, (slot,), logprobs=20) for slot in range(8)]  # about 2 KiB of results
-
-        async def send_all() -> None:
-            for step_id in range(1, total + 1):
-                await owner.step(step_id, *slices)
-
-        total = 500
-        sending = asyncio.create_task(send_all())
-        seen = -1
-        while executor.runner.count != seen:  # until the executor stands still
-            seen = executor.runner.count
-            await asyncio.sleep(0.2)
-        assert seen < total
-        received = [(await owner.result()).step_id for _ in range(total)]
+        sending = await stall(executor, owner, 200)
+        assert [(await owner.result()).step_id for _ in range(200)] == list(range(1, 201))
         await sending
-        assert received == list(range(1, total + 1))
+
+
+async def test_reader_who_reads_nothing_can_be_ousted() -> None:
+    settings = SessionSettings(heartbeat_s=0.02, steps_in_flight=2)
+    async with (
+        running_executor(settings=settings) as executor,
+        owner_of(executor, SMALL_WINDOW) as owner,
+        owner_of(executor) as other,
+    ):
+        await owner.claim()
+        sending = await stall(executor, owner, 200)
+        await other.claim("b", takeover=True)
+        await other.step(1, first(0, PROMPT, (0,)))
+        assert (await other.result()).step_id == 1
+        assert (await owner.end()).reason == "LEASE_LOST"
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
 
 
 async def test_stream_faults_show_on_the_wire() -> None:

@@ -94,7 +94,7 @@ class CoreMachine(RuleBasedStateMachine):
         """Several at once without max_tokens: what admission can only guess at."""
         for index in range(count):
             priority = priorities[index % len(priorities)]
-            self.submit(100 + len(self.world.users) + index, prompt_len, None, Limits(), priority, 0)
+            self.submit(10 + len(self.world.users) + index, prompt_len, None, Limits(), priority, 0)
 
     @precondition(lambda self: self.world.users)
     @rule(pick=st.integers(0, 99))
@@ -123,10 +123,11 @@ class CoreMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.world.executors)
-    @rule(rounds=st.integers(1, 12))
-    def run(self, rounds: int) -> None:
+    @rule(rounds=st.integers(1, 12), ns=st.integers(0, 2))
+    def run(self, rounds: int, ns: int) -> None:
         """A stretch of ordinary service, so that histories get long enough for preemption."""
         for _ in range(rounds):
+            self.world.now += ns
             for lane, executor in self.world.executors.items():
                 while self.world.plan(lane) is not None:
                     self.world.core.check()
@@ -163,7 +164,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 CoreMachine.TestCase.settings = settings(
-    max_examples=300,
+    max_examples=200,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -349,6 +349,7 @@ async def test_a_row_that_fails_fails_alone() -> None:
     async with chain() as (running, fake):
         fake.runner.faults = replace(fake.runner.faults, delay_s=0.005)
         healthy = asyncio.create_task(collect(running.stub, request(prompt_of(6), 30)))
+        await until(lambda: any(live.output_tokens for live in running.engine.live_requests()))
         call = running.stub.Generate(request(prompt_of(9, 300), 100, "sick"))
         async for event in call:
             if event.HasField("delta"):

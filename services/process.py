@@ -1,0 +1,169 @@
+"""What every service process does around its service: settings, logs, telemetry, health, metrics, signals, exit codes.
+
+Owns the frame; `serve` fills it. Exit codes: 0 after a drain, 2 for settings that are refused (starting again would
+change nothing), 1 for anything else. Invariant: a process that has drained exits even where a library's thread or
+event loop would not.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from services import logs
+from services.config import ListenConfig, TelemetryConfig
+from services.errors import ServiceError
+from services.health import Readiness, add_health
+from services.metrics_http import MetricsServer
+from services.process_metrics import ProcessMetrics
+from services.rpc import ServerOptions, bind, make_server
+from services.settings import ConfigError, Settings, as_dict, effective_hash, parse
+from services.telemetry import Telemetry, open_telemetry
+
+log = logging.getLogger(__name__)
+
+VERSION: Final = "0.1.0"
+EXIT_FAILED: Final = 1
+EXIT_REFUSED: Final = 2
+STOP_GRACE_S: Final = 2.0
+RESTARTS: Final = "TERCET_RESTARTS"  # how often the supervisor has started this process again
+
+Config = TypeVar("Config", bound=Settings)
+
+
+class StartError(Exception):
+    """The process can't do its work with these settings: a model that isn't there, an address that is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a service finds around it. stop: set by SIGTERM and SIGINT."""
+
+    name: str
+    instance: str
+    config_hash: str
+    telemetry: Telemetry
+    metrics: ProcessMetrics
+    readiness: Readiness
+    stop: asyncio.Event
+
+
+def run(
+    config_type: type[Config],
+    serve: Callable[[Config, Process], Awaitable[None]],
+    telemetry_of: Callable[[Config], TelemetryConfig],
+    services: Sequence[str],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    max_links: Callable[[Config], int] = lambda _: 128,
+) -> int:
+    """The whole life of a service process. services: names that its health tells besides "" and `liveness`."""
+    try:
+        config = parse(config_type, argv, environ)
+    except ConfigError as error:
+        print(f"tercet {config_type.process}: {error.message}", file=sys.stderr)
+        return EXIT_REFUSED
+    telemetry_config = telemetry_of(config)
+    logs.setup(config_type.process, telemetry_config.log_level)
+    config_hash = effective_hash(config)
+    instance = secrets.token_hex(8)
+    telemetry = open_telemetry(
+        telemetry_config,
+        service=f"tercet-{config_type.process}",
+        instance=instance,
+        version=VERSION,
+        max_links=max_links(config),
+    )
+    metrics = ProcessMetrics.make(
+        config_type.process,
+        VERSION,
+        config_hash,
+        restarts=int(environ.get(RESTARTS, "0")),
+        spans=telemetry.counts,
+    )
+    metrics.count_exceptions(logging.getLogger())
+    log.info("starting", extra={"config_hash": config_hash, "instance": instance, "config": as_dict(config)})
+
+    async def life() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, stop.set)
+        process = Process(config_type.process, instance, config_hash, telemetry, metrics, Readiness(services), stop)
+        lag = asyncio.create_task(metrics.watch_loop())
+        try:
+            await serve(config, process)
+        finally:
+            lag.cancel()
+
+    code = 0
+    try:
+        _run_loop(life)
+    except (StartError, ServiceError) as error:
+        log.error("cannot start", extra={"reason": str(error)})
+        code = EXIT_REFUSED
+    except Exception:
+        log.exception("the process failed")
+        code = EXIT_FAILED
+    telemetry.close()
+    log.info("ended", extra={"code": code})
+    return code
+
+
+def leave(code: int) -> None:
+    """Exits now: grpc.aio's threads can keep an interpreter from ending, and nothing is left to do."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+@asynccontextmanager
+async def serving(process: Process, net: ListenConfig, add: Callable[[grpc.aio.Server], object]) -> AsyncIterator[str]:
+    """A gRPC server with health and reflection, and the metrics server if asked for; yields where it listens.
+
+    On leaving, open calls get a short grace: a service drains before that.
+    """
+    server = make_server(
+        process.telemetry.tracer,
+        observer=process.metrics.observe_call,
+        options=ServerOptions(max_connection_age_s=net.max_connection_age_s),
+    )
+    add(server)
+    add_health(server, process.readiness)
+    names = (*process.readiness.services, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    address = bind(server, net.listen)
+    await server.start()
+    log.info("listening", extra={"address": address})
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            if net.metrics_listen is not None:
+                metrics = MetricsServer(net.metrics_listen, process.metrics.registry, process.readiness)
+                await stack.enter_async_context(metrics)
+                log.info("metrics", extra={"address": metrics.address})
+            yield address
+    finally:
+        await server.stop(STOP_GRACE_S)
+
+
+def _run_loop(life: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await life()
+
+    try:
+        import uvloop
+    except ImportError:  # not to be had on every platform
+        asyncio.run(main())
+    else:
+        uvloop.run(main())

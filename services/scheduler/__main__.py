@@ -1,0 +1,128 @@
+"""The scheduler process: wiring only."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Final
+
+from services.config import SchedulerConfig, TimeLimits
+from services.metrics import SchedulerMetrics
+from services.process import Process, leave, run, serving
+from services.rpc import make_channel
+from services.scheduler.calls import CoreConfig, Limits
+from services.scheduler.core import SchedulerCore
+from services.scheduler.engine import TICK_S, Engine, EngineConfig
+from services.scheduler.intake import LimitPolicy
+from services.scheduler.lease import Lease
+from services.scheduler.report import SchedulerReport
+from services.scheduler.service import SchedulerServicer
+from tercet.v1 import scheduler_pb2_grpc
+
+SERVICE: Final = "tercet.v1.SchedulerService"
+# An executor that comes back is to be found within a second, not within gRPC's default two minutes.
+RECONNECT: Final = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+
+
+async def serve(config: SchedulerConfig, process: Process) -> None:
+    report = SchedulerReport(SchedulerMetrics.make(process.metrics.registry), config.slow_request_s)
+    engine = Engine(
+        SchedulerCore(_core_config(config)),
+        EngineConfig(
+            stream_buffer_tokens=config.stream_buffer_tokens,
+            slow_reader_ns=_ns(config.slow_reader_s),
+            executor_grace_ns=_ns(config.executor_grace_s),
+        ),
+        process.telemetry.tracer,
+        report,
+    )
+    scheduler_id = f"{socket.gethostname()}-{process.instance}"[:128]
+    leases: list[Lease] = []
+
+    def changed() -> None:
+        """Ready while an executor serves."""
+        serving_now = [lease for lease in leases if not lease.state.reason]
+        if serving_now:
+            description = serving_now[0].state.description
+            report.model_name = "" if description is None else description.model.name
+            process.readiness.set_ready()
+        else:
+            process.readiness.set_not_ready(
+                "; ".join(f"executor {lease.state.target}: {lease.state.reason}" for lease in leases)
+            )
+
+    async with AsyncExitStack() as stack:
+        for target in config.executors:
+            channel = await stack.enter_async_context(make_channel(target, extra=RECONNECT))
+            leases.append(Lease(target, channel, engine, scheduler_id, changed))
+        changed()
+        servicer = SchedulerServicer(
+            engine,
+            tuple(leases),
+            LimitPolicy(*_limits(config.limits), default_max_tokens=config.default_max_tokens),
+            config.net.drain_s,
+            process.config_hash,
+        )
+        await stack.enter_async_context(
+            serving(
+                process,
+                config.net,
+                lambda server: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server),
+            )
+        )
+        tasks = [asyncio.create_task(lease.run()) for lease in leases]
+        tasks.append(asyncio.create_task(_tick(engine)))
+        await process.stop.wait()
+        process.readiness.close("draining")
+        await engine.drain(config.net.drain_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _tick(engine: Engine) -> None:
+    while True:
+        engine.tick()
+        await asyncio.sleep(TICK_S)
+
+
+def _core_config(config: SchedulerConfig) -> CoreConfig:
+    return CoreConfig(
+        policy=config.policy,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        steps_in_flight=config.steps_in_flight,
+        prefill_chunk=config.prefill_chunk,
+        watermark=config.watermark,
+    )
+
+
+def _limits(limits: TimeLimits) -> tuple[Limits, Limits]:
+    """Defaults and maxima."""
+    default = Limits(
+        queue_ns=_ns(limits.queue_limit_s),
+        first_token_ns=_ns(limits.first_token_limit_s),
+        between_tokens_ns=_ns(limits.between_tokens_limit_s),
+        total_ns=_ns(limits.total_limit_s),
+    )
+    maximum = Limits(
+        queue_ns=_ns(limits.queue_limit_max_s),
+        first_token_ns=_ns(limits.first_token_limit_max_s),
+        between_tokens_ns=_ns(limits.between_tokens_limit_max_s),
+        total_ns=_ns(limits.total_limit_max_s),
+    )
+    return default, maximum
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def main(argv: Sequence[str]) -> int:
+    return run(SchedulerConfig, serve, lambda config: config.telemetry, (SERVICE,), argv, os.environ)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))
