@@ -65,14 +65,12 @@ def plan_memory(
     max_model_len: None takes the model's context, or what the pool holds if that is less. A value that the context or
     the pool cannot hold raises MemoryPlanError, as does a budget without room for one block.
     """
-    if (kv_memory_bytes is None) == (total_blocks is None):
-        raise MemoryPlanError("exactly one of kv_memory_bytes and total_blocks must be given")
     if block_size < 1:
         raise MemoryPlanError(f"block_size must be at least 1, got {block_size}")
     if max_model_len is not None and not 1 <= max_model_len <= context_length:
         raise MemoryPlanError(f"max_model_len must be from 1 to the model's {context_length}, got {max_model_len}")
     block_bytes = shape.block_bytes(block_size)
-    if kv_memory_bytes is not None:
+    if kv_memory_bytes is not None and total_blocks is None:
         total_blocks = (kv_memory_bytes - temporary_bytes) // block_bytes
         if total_blocks < 1:
             raise MemoryPlanError(
@@ -80,13 +78,14 @@ def plan_memory(
                 f"largest step {temporary_bytes}: give at least {block_bytes + temporary_bytes}, or lower "
                 "max_batched_tokens or max_sequences"
             )
-    assert total_blocks is not None
-    if total_blocks < 1:
+    elif kv_memory_bytes is not None or total_blocks is None:
+        raise MemoryPlanError("exactly one of kv_memory_bytes and total_blocks must be given")
+    elif total_blocks < 1:
         raise MemoryPlanError(f"total_blocks must be at least 1, got {total_blocks}")
     held = total_blocks * block_size
     if max_model_len is not None and max_model_len > held:
         raise MemoryPlanError(
-            f"max_model_len is {max_model_len}, but the pool holds {held} tokens ({total_blocks} blocks of {block_size})"
+            f"max_model_len is {max_model_len}, but {total_blocks} blocks of {block_size} hold {held} tokens"
         )
     return MemoryPlan(
         block_size=block_size,

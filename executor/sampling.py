@@ -94,14 +94,14 @@ def add_logit_bias(logits: Tensor, sequence: SampledSequence) -> Tensor:
 
 def penalize_repetition(logits: Tensor, sequence: SampledSequence) -> Tensor:
     """Of every token seen, once however often: positive logits divided, others multiplied (arXiv:1909.05858)."""
-    seen = torch.tensor(sequence.tokens).unique()
+    seen = torch.unique(torch.tensor(sequence.tokens))
     penalty = sequence.sampling.repetition_penalty
     values = logits[seen]
     return logits.index_put((seen,), torch.where(values > 0, values / penalty, values * penalty))
 
 
 def penalize_presence_and_frequency(logits: Tensor, sequence: SampledSequence) -> Tensor:
-    seen, counts = torch.tensor(sequence.output).unique(return_counts=True)
+    seen, counts = torch.unique(torch.tensor(sequence.output), return_counts=True)
     sampling = sequence.sampling
     penalty = sampling.presence_penalty + sampling.frequency_penalty * counts.to(logits.dtype)
     return logits.index_put((seen,), logits[seen] - penalty)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.checks import check_linear, check_pages, check_paged_rows, check_queries
+from kernels.checks import check_linear, check_paged_rows, check_pages, check_queries
 from kernels.ops import AttentionPlan, AttentionShape, Ops, PackedMatrix, PagedRows, StoredMatrix
 from kernels.raw import CHUNK_BYTES, RawMatrix, in_tiles, pack_raw
 

@@ -86,6 +86,7 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     arrived: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     cancelled: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     unary_failures: deque[grpc.StatusCode] = field(default_factory=deque)
+    unary_hangs: bool = False
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Event]:
         self._remember(request, context)
@@ -116,6 +117,8 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def _unary(self, request: Any, context: Any) -> None:
         self._remember(request, context)
+        if self.unary_hangs:
+            await asyncio.Event().wait()
         if self.unary_failures:
             await abort(context, self.unary_failures.popleft(), "scripted")
 

@@ -1,7 +1,7 @@
 """The owner's side of a step stream, as small as a test needs it."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -103,14 +103,18 @@ class Owner:
 
 
 @asynccontextmanager
-async def owner_of(executor: RunningExecutor, extra: Options = ()) -> AsyncIterator[Owner]:
-    """A stream to the executor, not claimed yet; cancelled at the end. extra: channel options."""
-    async with make_channel(executor.target, extra=extra) as channel:
+async def stream_to(target: str, extra: Options = ()) -> AsyncIterator[Owner]:
+    """A stream to the executor at `target`, not claimed yet; cancelled at the end. extra: channel options."""
+    async with make_channel(target, extra=extra) as channel:
         call: Any = executor_pb2_grpc.ExecutorServiceStub(channel).Run()
         try:
             yield Owner(call)
         finally:
             call.cancel()
+
+
+def owner_of(executor: RunningExecutor, extra: Options = ()) -> AbstractAsyncContextManager[Owner]:
+    return stream_to(executor.target, extra)
 
 
 def first(slot: int, ids: tuple[int, ...], blocks: tuple[int, ...], **sampling: Any) -> Slice:

@@ -88,7 +88,7 @@ def attend(
 
 
 def workspace_bytes(shape: AttentionShape, max_rows: int) -> int:
-    """Keys and values in page dtype, float32 and once more while they are laid out; queries, scores, sums of a batch."""
+    """Gathered keys and values, as pages and as float32 laid out; queries, scores and sums of a batch."""
     chunk = _chunk_tokens(shape)
     gathered = max(GATHER_BYTES, 4 * chunk * shape.kv_heads * shape.head_dim)
     tiled_rows = 2 * max_rows * ROW_MULTIPLE  # filled up

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.checks import check_linear, check_pages, check_paged_rows, check_queries
+from kernels.checks import check_linear, check_paged_rows, check_pages, check_queries
 from kernels.cpu import attention
 from kernels.cpu.int4 import Int4Matrix, fits_int4, int4_linear, int4_rows, pack_int4
-from kernels.ops import AttentionPlan, AttentionShape, Ops, PackedMatrix, PagedRows, StoredMatrix, require
+from kernels.ops import AttentionPlan, AttentionShape, Ops, PackedMatrix, PagedRows, StoredMatrix
 from kernels.raw import CHUNK_BYTES, RawMatrix, check_parts, in_tiles
 
 TILE = 16  # rows of one float product
@@ -70,9 +70,9 @@ class CpuOps(Ops):
     def embedding(self, token_ids: Tensor, weight: PackedMatrix) -> Tensor:
         if isinstance(weight, Int4Matrix):
             return int4_rows(token_ids, weight)
-        require(isinstance(weight, RawMatrix), f"rows of a {type(weight).__name__} are not looked up")
-        assert isinstance(weight, RawMatrix)
-        return weight.lookup(token_ids)
+        if isinstance(weight, RawMatrix):
+            return weight.lookup(token_ids)
+        raise ValueError(f"rows of a {type(weight).__name__} are not looked up")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt_() * weight

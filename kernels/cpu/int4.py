@@ -29,11 +29,11 @@ class Lookup:
 
     places: Tensor  # int32 [ROW_BLOCK, packed columns]: where in a block's nibbles each integer lies
     scale: Tensor  # float16 where that is exact, else float32; [rows, groups]
-    minimum: Tensor  # likewise: w = scale * q + minimum, q unsigned
+    minimum: Tensor | None  # likewise: w = scale * q + minimum, q unsigned; None: w = scale * (q - half the range)
 
     @property
     def nbytes(self) -> int:
-        return self.places.nbytes + self.scale.nbytes + self.minimum.nbytes
+        return self.places.nbytes + self.scale.nbytes + (self.minimum.nbytes if self.minimum is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,10 @@ def pack_int4(parts: Sequence[StoredMatrix], *, lookup: bool) -> Int4Matrix:
         if lookup:
             scales.append(scale)
             minimums.append(minimum)
-    rows_back = Lookup(_places(width), _half(torch.cat(scales)), _half(torch.cat(minimums))) if lookup else None
+    if not lookup:
+        return Int4Matrix(rows, cols, wide, packed, scales_and_zeros, None)
+    affine = any(_unpack(part, 0, 1).minimum is not None for part in parts)
+    rows_back = Lookup(_places(width), _half(torch.cat(scales)), _half(torch.cat(minimums)) if affine else None)
     return Int4Matrix(rows, cols, wide, packed, scales_and_zeros, rows_back)
 
 
@@ -116,8 +119,11 @@ def int4_rows(ids: Tensor, weight: Int4Matrix) -> Tensor:
         q = q[:, : weight.cols] * 16 + q[:, weight.cols :]
     grouped = q.view(ids.shape[0], -1, GROUP).to(torch.float32)
     scale = lookup.scale[ids].to(torch.float32).unsqueeze(-1)
-    minimum = lookup.minimum[ids].to(torch.float32).unsqueeze(-1)
-    return (grouped * scale + minimum).view(ids.shape[0], weight.cols)
+    if lookup.minimum is None:
+        weights = (grouped - (128 if weight.wide else 8)) * scale
+    else:
+        weights = grouped * scale + lookup.minimum[ids].to(torch.float32).unsqueeze(-1)
+    return weights.view(ids.shape[0], weight.cols)
 
 
 def _unsigned(parts: Sequence[StoredMatrix], start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:

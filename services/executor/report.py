@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, Status, StatusCode, Tracer
+from opentelemetry.trace import INVALID_SPAN, Span, Status, StatusCode, Tracer
 
 from executor.step import Slice, StepResult
 from services import names, trace_context
@@ -51,22 +51,24 @@ class ExecutorReport:
             self._count_result(done, done.outcome, served, span)
         else:
             self._metrics.steps["failed"].inc()
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(end_time=done.ended_ns + _to_wall_ns())
 
-    def _count_result(
-        self, done: StepDone, result: StepResult, served: tuple[Sequence, ...], span: Span | None
-    ) -> None:
+    def _count_result(self, done: StepDone, result: StepResult, served: tuple[Sequence, ...], span: Span) -> None:
         metrics, slices = self._metrics, done.order.step.slices
         metrics.steps["ok"].inc()
         observe(metrics.step_duration, (done.ended_ns - done.arrived_ns) / NS, span)
         for phase, duration_ns in phases(done, result).items():
             observe(metrics.step_phase[phase], duration_ns / NS)
+            span.set_attribute(f"{names.STEP_PHASE}.{phase}_ns", duration_ns)
         observe(metrics.batch_tokens, sum(piece.count for piece in slices))
         observe(metrics.batch_sequences, len(slices))
         metrics.prompt_tokens.inc(sum(map(prompt_part, slices, served)))
         metrics.sampled_tokens.inc(sum(len(row.token_ids) for row in result.results))
         metrics.sequence_errors.inc(sum(row.error is not None for row in result.results))
 
-    def _span(self, done: StepDone, served: tuple[Sequence, ...]) -> Span | None:
+    def _span(self, done: StepDone, served: tuple[Sequence, ...]) -> Span:
+        """The step's span, started; one that records nothing where no request of the step is traced."""
         members = [
             (sequence.label.traceparent, {names.REQUEST_ID: sequence.label.request_id})
             for sequence in served
@@ -74,14 +76,13 @@ class ExecutorReport:
         ]
         links, cut = links_to(members, self._link_limit)
         if not links:
-            return None
-        to_wall_ns = time.time_ns() - time.monotonic_ns()
+            return INVALID_SPAN
         slices = done.order.step.slices
         span = self._tracer.start_span(
             names.SPAN_EXECUTOR_STEP,
             context=_parent(done.order.traceparent),
             links=links,
-            start_time=done.arrived_ns + to_wall_ns,
+            start_time=done.arrived_ns + _to_wall_ns(),
             attributes={
                 names.STEP_ID: done.order.step.step_id,
                 names.STEP_EPOCH: done.order.epoch,
@@ -92,12 +93,6 @@ class ExecutorReport:
         )
         if cut:
             span.set_attribute(names.STEP_LINKS_CUT, cut)
-        if isinstance(done.outcome, StepResult):
-            for phase, duration_ns in phases(done, done.outcome).items():
-                span.set_attribute(f"{names.STEP_PHASE}.{phase}_ns", duration_ns)
-        else:
-            span.set_status(Status(StatusCode.ERROR))
-        span.end(end_time=done.ended_ns + to_wall_ns)
         return span
 
 
@@ -121,3 +116,8 @@ def prompt_part(piece: Slice, sequence: Sequence) -> int:
 def _parent(traceparent: str | None) -> Context:
     """The step's own context where its owner gave one, else none: the span is a root."""
     return Context() if traceparent is None else trace_context.extract([(names.MD_TRACEPARENT, traceparent)])
+
+
+def _to_wall_ns() -> int:
+    """What turns the monotonic clock into time since 1970."""
+    return time.time_ns() - time.monotonic_ns()

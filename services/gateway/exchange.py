@@ -200,12 +200,13 @@ class Exchange:
     async def _fail(self, error: ServiceError) -> None:
         """Tell the client: by status and body, or inside a stream that has begun, which then ends without [DONE]."""
         self._give_up(error)
+        body = http_errors.body_of(error, self._endpoint.style.prompt_parameter)
         try:
             if not self._outlet.started:
-                body = to_json(http_errors.body_of(error))
-                await self._outlet.whole(self._ending.status, JSON, body, http_errors.headers_of(error))
+                headers = http_errors.headers_of(error)
+                await self._outlet.whole(self._ending.status, JSON, to_json(body), headers)
             elif not self._outlet.complete:
-                await self._outlet.write(to_event(http_errors.body_of(error)), last=True)
+                await self._outlet.write(to_event(body), last=True)
         except SlowReader as slow:
             log.warning("an error could not be delivered: %s", slow, extra={"request_id": self._request_id})
 

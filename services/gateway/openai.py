@@ -55,9 +55,6 @@ def _generation(required: str, draft: parameters.Draft, body: JsonObject) -> Gen
 
 
 _PARAMETER_OF_FIELD: Final[Mapping[str, str]] = {
-    "text": "prompt",
-    "token_ids": "prompt",
-    "chat": "messages",
     "keep_special_tokens": "skip_special_tokens",
     "include_stop": "include_stop_str_in_output",
     "cache.salt": "cache_salt",
@@ -67,15 +64,18 @@ _PARAMETER_OF_FIELD: Final[Mapping[str, str]] = {
     "limits.between_tokens_ns": "time_limits.between_tokens",
     "limits.total_ns": "time_limits.total",
 }
-_PREFIXES: Final = (("token_ids.ids", "prompt"), ("chat.messages", "messages"), ("sampling.", ""))
+_PROMPT_FIELDS: Final = ("chat.messages", "chat", "token_ids.ids", "token_ids", "text", "prompt_ids", "prompt_len")
 
 
-def parameter_of(field: str) -> str:
-    """The caller's name of a field that an engine complains about; the field itself where there is none."""
+def parameter_of(field: str, prompt: str) -> str:
+    """The caller's name of a field that an engine complains about; the field itself where there is none.
+
+    prompt: what the endpoint calls its prompt, "messages" or "prompt".
+    """
     known = _PARAMETER_OF_FIELD.get(field)
     if known is not None:
         return known
-    for prefix, replacement in _PREFIXES:
-        if field.startswith(prefix):
-            return replacement + field[len(prefix) :]
-    return field
+    for name in _PROMPT_FIELDS:
+        if field == name or field.startswith(f"{name}["):
+            return prompt + field[len(name) :]
+    return field.removeprefix("sampling.")

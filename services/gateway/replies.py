@@ -33,10 +33,11 @@ Logprobs = Sequence[tokenizer_pb2.TextLogprobs]
 class Style:
     """How one endpoint writes.
 
-    whole: (index, text, logprobs, reason). piece: (index, text, logprobs, whether it is the answer's first,
+    prompt_parameter: what its requests call the prompt. whole: (index, text, logprobs, reason). piece: (index, text, logprobs, whether it is the answer's first,
     characters before it). end: (index, reason, whether nothing came before).
     """
 
+    prompt_parameter: Literal["messages", "prompt"]
     id_prefix: str
     whole_object: Literal["chat.completion", "text_completion"]
     chunk_object: Literal["chat.completion.chunk", "text_completion"]
@@ -216,7 +217,9 @@ def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else LOWEST_LOGPROB
 
 
-CHAT: Final = Style("chatcmpl", "chat.completion", "chat.completion.chunk", _chat_whole, _chat_piece, _chat_end)
+CHAT: Final = Style(
+    "messages", "chatcmpl", "chat.completion", "chat.completion.chunk", _chat_whole, _chat_piece, _chat_end
+)
 COMPLETION: Final = Style(
-    "cmpl", "text_completion", "text_completion", _completion_whole, _completion_piece, _completion_end
+    "prompt", "cmpl", "text_completion", "text_completion", _completion_whole, _completion_piece, _completion_end
 )

@@ -24,7 +24,7 @@ BACKLOG: Final = 1024
 HEADER_LIMIT_BYTES: Final = 64 << 10
 KEEP_ALIVE_S: Final = 15
 DEAD_CLIENT_MS: Final = 60_000
-ABANDON_S: Final = 3.0
+LAST_WORDS_S: Final = 2.0  # for telling a cut request's client, and for what was written to leave
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +42,22 @@ class HttpServer:
         return self.address.port
 
     async def close(self, grace_s: float) -> None:
-        """Take no more connections, let requests go on for `grace_s` seconds, then cancel them. Idempotent."""
-        self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]  # only passed to wait_for
+        """Take no more connections, let requests go on for `grace_s` seconds, then cancel them.
+
+        Can be called again, with a shorter grace, while an earlier call waits.
+        """
+        for listener in self._server.servers:
+            listener.close()
         self._server.should_exit = True
-        await asyncio.wait({self._task}, timeout=grace_s + ABANDON_S)
-        left = set(self._server.server_state.tasks)
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=ABANDON_S)
-        for connection in list(self._server.server_state.connections):
+        await asyncio.wait({self._task}, timeout=grace_s)
+        state = self._server.server_state
+        cut = set(state.tasks)
+        for request in cut:
+            request.cancel()
+        if cut:
+            await asyncio.wait(cut, timeout=LAST_WORDS_S)
+        await asyncio.wait({self._task}, timeout=LAST_WORDS_S)
+        for connection in list(state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
         self._task.cancel()

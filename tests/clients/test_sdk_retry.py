@@ -150,7 +150,8 @@ async def test_resource_exhausted_only_where_opted_in(service: ScriptedTokenizer
         assert len(service.requests) == (2 if opted_in else 1)
 
 
-async def test_cancel_ends_the_wait_between_tries(service: ScriptedTokenizer) -> None:
+@pytest.mark.parametrize("how", ["cancel", "close"])
+async def test_cancel_ends_the_wait_between_tries(service: ScriptedTokenizer, how: str) -> None:
     policy = tercet.RetryPolicy(initial_backoff=60, max_backoff=60)
     for kind in CLIENTS:
         service.scripts.append(fails(UNAVAILABLE))
@@ -159,7 +160,7 @@ async def test_cancel_ends_the_wait_between_tries(service: ScriptedTokenizer) ->
             reader = asyncio.ensure_future(driver.on(stream, "text"))
             await asyncio.wait_for(service.arrived.acquire(), 10)
             await asyncio.sleep(0.1)
-            await driver.on(stream, "cancel")
+            await (driver.on(stream, "cancel") if how == "cancel" else driver.close())
             with pytest.raises(tercet.RequestCancelledError):
                 await asyncio.wait_for(reader, 10)
     assert len(service.requests) == 2

@@ -162,6 +162,15 @@ async def test_closing_the_client_ends_its_streams(driver: Driver, service: Scri
         await driver.call("generate", "x")
 
 
+async def test_closing_the_client_ends_its_unary_calls(driver: Driver, service: ScriptedTokenizer) -> None:
+    service.unary_hangs = True
+    call = asyncio.ensure_future(driver.call("tokenize", "x"))
+    await asyncio.wait_for(service.arrived.acquire(), 10)
+    await driver.close()
+    with pytest.raises(tercet.RequestCancelledError):
+        await asyncio.wait_for(call, 10)
+
+
 async def test_deadline_is_an_error_that_stays(driver: Driver, service: ScriptedTokenizer) -> None:
     service.scripts.append(_endless)
     stream = await driver.call("generate", "x", timeout=0.5)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, Unpack
 
 import grpc
 
-from tercet._async_stream import AsyncStream, Call
+from tercet._async_stream import AsyncStream, Call, task_is_cancelled
 from tercet._base import ClientBase, UnaryCall
 from tercet._replies import description, rendered_chat
 from tercet._request import GenerateCall
@@ -151,7 +151,7 @@ class AsyncClient(ClientBase):
                 return await method(call.message, timeout=limit, metadata=call.metadata)
             except asyncio.CancelledError:
                 # grpc.aio raises it also for a call that closing the client has cancelled.
-                if self._closed:
+                if self._closed and not task_is_cancelled():
                     raise RequestCancelledError("the client was closed") from None
                 raise
             except grpc.RpcError as raw:

@@ -65,7 +65,7 @@ class AsyncStream(StreamState, AsyncIterator[Delta]):
             except asyncio.CancelledError:
                 self.cancel()
                 # grpc.aio raises the same for a call cancelled by us and for a task cancelled from outside.
-                if _task_is_cancelled():
+                if task_is_cancelled():
                     raise
                 raise self._cancelled() from None
             except BaseException:
@@ -135,9 +135,13 @@ class AsyncStream(StreamState, AsyncIterator[Delta]):
             raise
         if self._stop.is_set():
             raise self._cancelled() from raw
-        self._call = self._send(self._message(), self._retries.remaining(time.monotonic()))
+        try:
+            self._call = self._send(self._message(), self._retries.remaining(time.monotonic()))
+        except TercetError as closed:
+            raise self._failure(closed) from raw
 
 
-def _task_is_cancelled() -> bool:
+def task_is_cancelled() -> bool:
+    """Whether the running task was cancelled, and not only what it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,7 +1,9 @@
 """The sync client: `ClientBase` over plain gRPC. Safe to share among threads."""
 
 import random
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, Unpack
@@ -47,6 +49,8 @@ class Client(ClientBase):
             else grpc.secure_channel(target, credentials, arguments)
         )
         self._stub = TokenizerServiceStub(self._channel)
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._streams_lock = threading.Lock()
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Go on from a text, or from token ids. Options: see `SamplingOptions`, `GenerateOptions`, `CallOptions`."""
@@ -82,6 +86,10 @@ class Client(ClientBase):
     def close(self) -> None:
         """End what is under way and close the connection. Without effect the second time."""
         self._closed = True
+        with self._streams_lock:
+            streams = tuple(self._streams)
+        for stream in streams:
+            stream.cancel()
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -100,7 +108,10 @@ class Client(ClientBase):
         def send(message: tokenizer_pb2.TokenizerServiceGenerateRequest, timeout: float) -> Call:
             return self._open(lambda: self._stub.Generate(message, timeout=timeout, metadata=headers))
 
-        return Stream(call, self._settings.retry, span, send)
+        stream = Stream(call, self._settings.retry, span, send)
+        with self._streams_lock:
+            self._streams.add(stream)
+        return stream
 
     def _call(self, method: _Method[_Request, _Reply], call: UnaryCall[_Request]) -> _Reply:
         """Send until there is a reply, or a failure that stands."""

@@ -118,4 +118,7 @@ class Stream(StreamState, Iterator[Delta]):
         with self._lock:
             if self._stop.is_set():
                 raise self._cancelled() from raw
-            self._call = self._send(self._message(), self._retries.remaining(time.monotonic()))
+            try:
+                self._call = self._send(self._message(), self._retries.remaining(time.monotonic()))
+            except TercetError as closed:
+                raise self._failure(closed) from raw

@@ -45,7 +45,7 @@ class RetryPolicy:
 class ClientOptions(TypedDict, total=False):
     """Keyword arguments of `Client` and `AsyncClient`.
 
-    timeout: seconds for a call, where the call names none [120]. retry: see `RetryPolicy`. tls: True for the system's
+    timeout: seconds for a call, where the call names none [120]. retry: see `RetryPolicy`. tls: True for gRPC's
     roots, or credentials of your own [False]. api_key: sent as `authorization: Bearer`; refused without TLS unless the
     server is on this machine. plaintext_api_key: True lifts that, for networks that encrypt by themselves [False].
     tenant: of every call, where the call names none. metadata: further headers of every call. tracer_provider:

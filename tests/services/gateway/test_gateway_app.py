@@ -339,6 +339,13 @@ async def test_a_defect_tells_the_caller_nothing_but_the_request_id(caplog: pyte
     assert "secret" in caplog.text
 
 
+async def test_a_prompt_that_does_not_fit_is_named_as_the_endpoint_calls_it() -> None:
+    gateway = Gateway(ScriptedEngine([errors.InvalidArgument("70 of 64", field="prompt_len", reason="DOES_NOT_FIT")]))
+    for path, body, name in ((CHAT, chat_body(), "messages"), (COMPLETIONS, prompt_body(), "prompt")):
+        error = (await gateway.post(path, body)).json()["error"]
+        assert (error["param"], error["code"]) == (name, "does_not_fit")
+
+
 async def test_long_messages_are_capped() -> None:
     gateway = Gateway(ScriptedEngine([errors.InvalidArgument("x" * 30_000)]))
     response = await gateway.post(CHAT, chat_body())

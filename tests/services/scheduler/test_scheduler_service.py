@@ -1,102 +1,23 @@
 """The scheduler's service over a real socket, on the fake executor: streams, endings, refusals, losses."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from fake_stack import RunningExecutor, running_executor, until
-from opentelemetry.trace import NoOpTracer
+from chain import CAPACITY, chain, scheduler
+from fake_stack import running_executor, until
 
-from executor.step import Capacity
 from services.errors import Unavailable
-from services.executor.fake import FakeRunner
 from services.executor.fake_tokens import expected_hash_tokens
-from services.rpc import bind, make_channel, make_server
 from services.rpc_errors import from_rpc_error
 from services.scheduler.calls import CoreConfig, Limits
-from services.scheduler.core import SchedulerCore
-from services.scheduler.engine import Engine, EngineConfig
-from services.scheduler.intake import LimitPolicy
-from services.scheduler.lease import Lease
-from services.scheduler.observer import Silent
-from services.scheduler.service import SchedulerServicer
 from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
-CAPACITY = Capacity(
-    block_size=4, total_blocks=64, max_batched_tokens=64, max_sequences=16, max_model_len=128, vocab_size=1000
-)
 SECOND = 1_000_000_000
 if TYPE_CHECKING:
     Stub = scheduler_pb2_grpc.SchedulerServiceAsyncStub
-
-
-@dataclass
-class Chain:
-    stub: "Stub"
-    engine: Engine
-    core: SchedulerCore
-    lease: Lease
-
-    async def drained(self) -> None:
-        """Nothing is live, allocated or in flight any more."""
-        await until(lambda: not self.engine.live_requests(), "the last request's end")
-        await until(
-            lambda: all(
-                lane.blocks_free == lane.blocks_total and lane.steps_in_flight == 0
-                for lane in self.engine.load().lanes.values()
-            ),
-            "an empty pool",
-        )
-        self.core.check()
-
-
-@asynccontextmanager
-async def scheduler(
-    target: str, core: CoreConfig = CoreConfig(), config: EngineConfig = EngineConfig(), limits: Limits = Limits()
-) -> AsyncIterator[Chain]:
-    pure = SchedulerCore(core)
-    engine = Engine(pure, config, NoOpTracer(), Silent())
-    channel = make_channel(target, extra=[("grpc.max_reconnect_backoff_ms", 200)])
-    lease = Lease(target, channel, engine, "test", lambda: None)
-    holding = asyncio.create_task(lease.run())
-    server = make_server(NoOpTracer())
-    policy = LimitPolicy(limits, Limits())
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(engine, (lease,), policy, 5.0, "hash"), server
-    )
-    address = bind(server, "127.0.0.1:0")
-    await server.start()
-    client = make_channel(address)
-    try:
-        yield Chain(scheduler_pb2_grpc.SchedulerServiceStub(client), engine, pure, lease)
-    finally:
-        await client.close()
-        await server.stop(0)
-        holding.cancel()
-        await asyncio.gather(holding, return_exceptions=True)
-        await channel.close()
-
-
-@asynccontextmanager
-async def chain(
-    mode: str = "hash",
-    capacity: Capacity = CAPACITY,
-    core: CoreConfig = CoreConfig(),
-    config: EngineConfig = EngineConfig(),
-    limits: Limits = Limits(),
-    runner: FakeRunner | None = None,
-    eos: tuple[int, ...] = (),
-) -> AsyncIterator[tuple[Chain, RunningExecutor]]:
-    async with running_executor(mode, capacity, runner=runner, eos_token_ids=eos) as fake:
-        async with scheduler(fake.target, core, config, limits) as running:
-            await until(lambda: running.lease.state.reason == "", "the lease")
-            yield running, fake
-            await running.drained()
-        assert not fake.runner.violations
 
 
 def request(
