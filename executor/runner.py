@@ -45,7 +45,7 @@ class Runner:
             batch = build_batch(sequences, self.capacity.block_size)
             prepared = time.perf_counter_ns()
             hidden = self._model.forward(batch, self.pool)
-            logits = self._model.logits(hidden[batch.sample_rows])
+            logits = self._logits(hidden[batch.sample_rows])
             computed = time.perf_counter_ns()
             results = self._sample(step, logits)
             ended = time.perf_counter_ns()
@@ -101,6 +101,10 @@ class Runner:
                 scores += self._score_rows(hidden[low:high], targets)
         self.reset()
         return scores
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Only of the rows that sample; none costs nothing."""
+        return self._model.logits(hidden) if hidden.shape[0] else torch.empty(0, self.capacity.vocab_size)
 
     def _sample(self, step: Step, logits: Tensor) -> tuple[SliceResult, ...]:
         sampling = [part.slot for part in step.slices if part.samples]

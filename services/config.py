@@ -158,6 +158,20 @@ class SchedulerConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True)
+class HttpLimits(Settings):
+    """How much, and for how long, one HTTP request may take of this process."""
+
+    max_body_bytes: int = setting(16 << 20, "largest HTTP body", unit="bytes", minimum=1024, maximum=1 << 30)
+    body_timeout_s: float = setting(30.0, "how long a body may take to arrive", unit="s", minimum=0.01, maximum=3600)
+    write_timeout_s: float = setting(
+        30.0, "how long a client may leave one write unread", unit="s", minimum=0.01, maximum=3600
+    )
+    request_timeout_s: float = setting(
+        3600.0, "deadline of the call behind a request", unit="s", minimum=0.1, maximum=86400
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerConfig(Settings):
     process: ClassVar[str] = "tokenizer"
 
@@ -165,9 +179,23 @@ class TokenizerConfig(Settings):
     scheduler: str = setting("127.0.0.1:50052", "scheduler that requests go to", check=_target)
     model: str = setting(MODEL, "catalogue name or path of a GGUF file", minimum=1, shared=True)
     http: str | None = setting(None, "HTTP address of the OpenAI gateway; none serves none", check=parse_address)
+    http_limits: HttpLimits = dataclasses.field(default_factory=HttpLimits)
     max_prompt_bytes: int = setting(8 << 20, "largest prompt text", unit="bytes", minimum=1, maximum=64 << 20)
     slow_request_s: float = setting(30.0, "requests that take longer are logged in detail", unit="s", minimum=0)
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
 
 
-PROCESSES: tuple[type[Settings], ...] = (TokenizerConfig, SchedulerConfig, ExecutorConfig)
+@dataclass(frozen=True, slots=True)
+class GatewayConfig(Settings):
+    process: ClassVar[str] = "gateway"
+
+    http: str = setting("127.0.0.1:8000", "HTTP address: host:port or unix:/path", check=parse_address)
+    tokenizer: str = setting("127.0.0.1:50051", "tokenizer that requests go to", check=_target)
+    drain_s: float = setting(
+        30.0, "after SIGTERM, how long running requests may go on", unit="s", minimum=0, maximum=3600, shared=True
+    )
+    limits: HttpLimits = dataclasses.field(default_factory=HttpLimits)
+    telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
+
+
+PROCESSES: tuple[type[Settings], ...] = (TokenizerConfig, SchedulerConfig, ExecutorConfig, GatewayConfig)

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from executor.loading.gguf import open_gguf
 from executor.step import Capacity
 from services.address import parse_address
+from services.config import HttpLimits
 from services.executor.fake import FakeRunner
 from services.gateway.app import make_app
-from services.gateway.config import HttpLimits
 from services.gateway.server import serve as serve_http
 from services.health import Readiness, add_health
 from services.metrics import SchedulerMetrics, TokenizerMetrics

@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
+from services.config import HttpLimits
 from services.errors import ServiceError
 from services.gateway.app import make_app
-from services.gateway.config import HttpLimits
 from services.gateway.engine import EngineCall
 from tercet.v1 import common_pb2, tokenizer_pb2
 

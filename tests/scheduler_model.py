@@ -258,6 +258,7 @@ class World:
         usage, submission = finished.usage, user.submission
         assert usage.prompt_tokens == submission.prompt_len
         assert usage.preemptions == user.preempted
+        assert user.preempted <= self.config.preemption_cap or not self.config.preemption_cap
         if finished.reason is Reason.STOP:
             assert usage.delivered <= user.given
         else:

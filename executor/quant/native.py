@@ -72,14 +72,7 @@ class NativeScheme:
         blocks = read_blocks(self._file.raw(part.name), part.rows)
         if part.order is not None:
             blocks = blocks.index_select(0, part.order)
-        return StoredMatrix(
-            name=part.name,
-            blocks=blocks,
-            cols=cols,
-            bits=_BITS.get(kind, 0),
-            dequantize=partial(dequantize, type=kind),
-            unpack=partial(unpack, type=kind) if kind in _BITS else None,
-        )
+        return stored_matrix(part.name, blocks, kind, cols)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> GgmlType:
         info = self._file.tensors.get(name)
@@ -89,6 +82,18 @@ class NativeScheme:
             raise GgufError(f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}")
         self._used.add(name)
         return info.type
+
+
+def stored_matrix(name: str, blocks: Tensor, kind: GgmlType, cols: int) -> StoredMatrix:
+    """blocks uint8 [rows, row_bytes] of a format, with its readers."""
+    return StoredMatrix(
+        name=name,
+        blocks=blocks,
+        cols=cols,
+        bits=_BITS.get(kind, 0),
+        dequantize=partial(dequantize, type=kind),
+        unpack=partial(unpack, type=kind) if kind in _BITS else None,
+    )
 
 
 def unpermuted(heads: int, head_dim: int) -> Tensor:

@@ -23,19 +23,6 @@ from services.supervisor import ChildRefused
 
 READY_S: Final = 300.0
 SUBJECTS: Final = ("tides", "bread", "bridges", "maps", "glass", "bees", "clocks", "salt", "wool", "ink", "snow")
-    "tides",
-    "bread",
-    "bridges",
-    "maps",
-    "glass",
-    "bees",
-    "clocks",
-    "salt",
-    "wool",
-    "ink",
-    "snow",
-    "copper",
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from tercet.v1 import executor_pb2_grpc
 
 SERVICE: Final = "tercet.v1.ExecutorService"
 EXIT_HUNG: Final = 75
+STEP_GRACE_S: Final = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,8 @@ async def serve(config: ExecutorConfig, process: Process, load: Load, hang_floor
             log.info("ready", extra={"model": held.model.name, "numerics": held.runner.numerics})
             await process.stop.wait()
             await drain(service, process, config.net.drain_s)
+            await worker.close(STEP_GRACE_S)  # a thread that still loads or runs ends with the process
         watch.cancel()
-    await worker.close()
 
 
 def describe(held: Held, process: Process) -> ExecutorDescription:

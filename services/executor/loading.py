@@ -128,12 +128,13 @@ def load_fake(options: FakeOptions, config: ExecutorConfig, environ: Mapping[str
 
 def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
     """Load, check and warm up the model that the settings name. Raises StartError."""
-    # Here and not above: a process with a fake runner, and every test of this module, does without torch.
+    resolved = _resolve(config, environ)
+    vocabulary = _read_vocabulary(resolved)
+
+    # Here and not above: a process with a fake runner does without torch, and a bad setting is told at once.
     from executor.loading.load import load_runner
     from executor.slots import StepError
 
-    resolved = _resolve(config, environ)
-    vocabulary = _read_vocabulary(resolved)
     try:
         runner = load_runner(
             resolved.path,

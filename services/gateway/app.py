@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from services.config import HttpLimits
 from services.errors import Internal, InvalidArgument, NotFound, ServiceError
 from services.gateway import http_errors, openai, replies
-from services.gateway.config import HttpLimits
 from services.gateway.engine import TextEngine
 from services.gateway.exchange import Desk, Endpoint
 from services.gateway.json_body import shown

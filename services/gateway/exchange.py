@@ -17,10 +17,10 @@ from opentelemetry.trace import Tracer
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from services.config import HttpLimits
 from services.errors import Cancelled, Internal, ServiceError, Unavailable
 from services.gateway import http_errors, replies
 from services.gateway.chunks import DONE, ChunkMaker, to_event, to_json
-from services.gateway.config import HttpLimits
 from services.gateway.engine import EngineCall, TextEngine
 from services.gateway.intake import X_REQUEST_ID, draw_request_id, header_rows, read_body, read_head
 from services.gateway.json_body import JsonObject, parse_object

@@ -33,8 +33,9 @@ Logprobs = Sequence[tokenizer_pb2.TextLogprobs]
 class Style:
     """How one endpoint writes.
 
-    prompt_parameter: what its requests call the prompt. whole: (index, text, logprobs, reason). piece: (index, text, logprobs, whether it is the answer's first,
-    characters before it). end: (index, reason, whether nothing came before).
+    prompt_parameter: what its requests call the prompt. whole: (index, text, logprobs, reason). piece: (index, text,
+    logprobs, whether it is the answer's first, characters before it). end: (index, reason, whether nothing came
+    before).
     """
 
     prompt_parameter: Literal["messages", "prompt"]

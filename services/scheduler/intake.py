@@ -86,6 +86,7 @@ def _prompt(prompt_ids: Iterable[int], model: ServedModel) -> tuple[int, ...]:
     if len(prompt) >= model.max_model_len:
         raise InvalidArgument(
             f"prompt_ids has {len(prompt)} tokens; the context holds {model.max_model_len}, prompt and output together",
+            reason="CONTEXT_LENGTH_EXCEEDED",
             field="prompt_ids",
             limit=model.max_model_len - 1,
         )

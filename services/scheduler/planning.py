@@ -25,7 +25,8 @@ _LOOK_PAST = 64  # sequences at the head of the queue that this lane can't take 
 @dataclass(slots=True)
 class _Grant:
     sequence: Sequence
-    count: int  # tokens
+    missing: int  # tokens, before this step
+    count: int  # of them granted
     new_blocks: list[int]
     admitted: bool
 
@@ -35,6 +36,8 @@ class StepDraft:
         self._lane = lane
         self._waiting = waiting
         self._deadlines = deadlines
+        first = deadlines.next()
+        self._some_passed = first is not None and first <= now
         self._config = config
         self._now = now
         self._left = lane.spec.max_batched_tokens
@@ -82,7 +85,7 @@ class StepDraft:
                 self._short = True
                 coming = max(0, coming - 1)
                 continue
-            self._grant(sequence, count)
+            self._grant(sequence, missing[sequence.key], count)
             if missing[sequence.key] > 1:
                 spare -= count
 
@@ -94,7 +97,7 @@ class StepDraft:
             sequence = self._waiting.first()
             if sequence is None:
                 break
-            if self._deadlines.passed(sequence.key, self._now) or not fits(sequence, lane.spec):
+            if self._passed(sequence) or not fits(sequence, lane.spec):
                 self._waiting.remove(sequence)
                 passed_over.append(sequence)
                 continue
@@ -114,7 +117,7 @@ class StepDraft:
             if not reserved:
                 growing.append(own)
             self._admitted.append(Admitted(sequence.key, lane.id, self._now - sequence.queued_at))
-            self._grant(sequence, count, admitted=True)
+            self._grant(sequence, sequence.missing, count, admitted=True)
         for sequence in passed_over:
             self._waiting.push(sequence)
 
@@ -138,10 +141,11 @@ class StepDraft:
         """Tokens held back for those that wait, and not used, go to the prompts that run."""
         cap = self._cap(alone=len(self._lane.running) == 1 and not self._waiting)
         for grant in tuple(self._grants.values()):
-            wanted = min(grant.sequence.missing, cap) - grant.count
-            more = min(wanted, self._left, self._room(grant.sequence))
-            if more > 0:
-                self._grant(grant.sequence, more)
+            wanted = min(grant.missing, cap) - grant.count
+            if wanted > 0 and self._left:
+                more = min(wanted, self._left, self._room(grant.sequence))
+                if more > 0:
+                    self._grant(grant.sequence, grant.missing, more)
 
     def _commit(self) -> Plan:
         lane = self._lane
@@ -175,15 +179,19 @@ class StepDraft:
             lane.cool_until = lane.planned + 1 + self._config.preemption_cooldown
         return Plan(lane.planned, tuple(slices), tuple(self._admitted), tuple(self._preempted))
 
-    def _grant(self, sequence: Sequence, count: int, *, admitted: bool = False) -> None:
+    def _grant(self, sequence: Sequence, missing: int, count: int, *, admitted: bool = False) -> None:
         placement, spec = sequence.placed(), self._lane.spec
-        grant = self._grants.setdefault(sequence.key, _Grant(sequence, 0, [], admitted))
+        grant = self._grants.get(sequence.key)
+        if grant is None:
+            grant = self._grants[sequence.key] = _Grant(sequence, missing, 0, [], admitted)
         grant.count += count
         self._left -= count
         reach = sequence.bound - 1 if placement.reserved else placement.computed + grant.count
-        blocks = self._lane.pool.allocate(spec.blocks_for(reach) - len(placement.blocks))
-        placement.blocks.extend(blocks)
-        grant.new_blocks.extend(blocks)
+        lacking = spec.blocks_for(reach) - len(placement.blocks)
+        if lacking:
+            blocks = self._lane.pool.allocate(lacking)
+            placement.blocks.extend(blocks)
+            grant.new_blocks.extend(blocks)
 
     def _preempt(self, victim: Sequence) -> None:
         self._lane.vacate(victim)
@@ -194,7 +202,10 @@ class StepDraft:
 
     def _missing(self, sequence: Sequence) -> int:
         """Nothing is computed for a sequence whose time is over: `expire` ends it."""
-        return 0 if self._deadlines.passed(sequence.key, self._now) else sequence.missing
+        return 0 if self._passed(sequence) else sequence.missing
+
+    def _passed(self, sequence: Sequence) -> bool:
+        return self._some_passed and self._deadlines.passed(sequence.key, self._now)
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that its own and the free blocks still hold."""

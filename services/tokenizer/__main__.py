@@ -12,7 +12,6 @@ from services.address import parse_address
 from services.catalogue import CatalogueError, cache_directory, resolve
 from services.config import TokenizerConfig
 from services.gateway.app import make_app
-from services.gateway.config import HttpLimits
 from services.gateway.server import serve as serve_http
 from services.metrics import TokenizerMetrics
 from services.process import Process, StartError, leave, run, serving
@@ -27,6 +26,7 @@ from services.tokenizer.templates import ChatTemplate, load_chat_template
 from services.tokenizer.text import TextModel, load_tokenizer
 from tercet.v1 import tokenizer_pb2_grpc
 
+HTTP_GRACE_S: Final = 1.0  # the answers are complete by then; this is for their last bytes
 SERVICE: Final = "tercet.v1.TokenizerService"
 RECONNECT: Final = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
 
@@ -71,14 +71,14 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
         )
         http = None
         if config.http is not None:
-            app = make_app(edge, HttpLimits(), tracer=tracer, registry=process.metrics.registry)
+            app = make_app(edge, config.http_limits, tracer=tracer, registry=process.metrics.registry)
             http = await serve_http(app, parse_address(config.http))
         await process.stop.wait()
         process.readiness.close("draining")
         edge.drain()
-        if http is not None:
-            await http.close(config.net.drain_s)
         await edge.drained(config.net.drain_s)
+        if http is not None:
+            await http.close(HTTP_GRACE_S)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -61,7 +61,12 @@ def only(exporter: InMemorySpanExporter) -> ReadableSpan:
     return span
 
 
-async def test_span_of_a_chat(driver: Driver, service: ScriptedTokenizer, exporter: InMemorySpanExporter) -> None:
+async def test_span_of_a_chat(
+    driver: Driver,
+    service: ScriptedTokenizer,
+    exporter: InMemorySpanExporter,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     service.scripts.extend(
         [fails(grpc.StatusCode.UNAVAILABLE), plays(accepted(model="m"), delta("secret answer", 1), finished())]
     )
@@ -69,6 +74,9 @@ async def test_span_of_a_chat(driver: Driver, service: ScriptedTokenizer, export
     stream = await driver.call("chat", messages, temperature=0, seed=0, stop="secret", max_tokens=5, request_id="r")
     await driver.on(stream, "text")
     await driver.on(stream, "cancel")
+    assert await driver.on(stream, "text") == "secret answer"
+    # A second end is no more than a warning in OpenTelemetry.
+    assert not caplog.records
     span = only(exporter)
     assert span.name == "chat m"
     assert span.kind is SpanKind.CLIENT

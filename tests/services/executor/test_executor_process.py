@@ -49,7 +49,17 @@ class ExecutorProcess:
         return self.line(message)
 
     async def model_hash(self) -> str:
-        return (await describe(self.target)).model.model_hash
+        return str((await describe(self.target)).model.model_hash)
+
+    async def drains(self) -> None:
+        """Return when readiness tells that it drains."""
+        for _ in range(500):
+            reason = await check(self.target)
+            if reason is not None:
+                assert reason == "NOT_SERVING: draining"
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("still ready")
 
     def send(self, signum: int) -> None:
         self.process.send_signal(signum)
@@ -117,9 +127,7 @@ async def test_drains_on_sigterm_while_its_owner_goes_on() -> None:
             await owner.step(1, first(0, PROMPT, (0, 1)))
             tokens = [drawn(await owner.result())]
             executor.send(signal.SIGTERM)
-            while await check(executor.target) is None:
-                await asyncio.sleep(0.01)
-            assert await check(executor.target) == "NOT_SERVING: draining"
+            await executor.drains()
             assert await check(executor.target, LIVENESS) is None
             async with stream_to(executor.target) as other:
                 with pytest.raises(errors.Unavailable, match="draining"):
@@ -147,15 +155,14 @@ async def test_second_signal_ends_the_drain() -> None:
         await executor.said("ready")
         async with claimed(executor) as owner:
             executor.send(signal.SIGTERM)
-            while await check(executor.target) is None:
-                await asyncio.sleep(0.01)
+            await executor.drains()
             executor.send(signal.SIGTERM)
             assert isinstance(await owner.end(), errors.Unavailable)
             assert await executor.code() == 0
 
 
 async def test_listens_and_says_why_it_is_not_ready_while_loading() -> None:
-    async with executor_process(*FAKE, "--fake-load-s", "1.5") as executor:
+    async with executor_process(*FAKE, "--fake-load-s", "3") as executor:
         await executor.said("listening")
         assert await check(executor.target) == "NOT_SERVING: loading the model"
         assert await check(executor.target, LIVENESS) is None

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from opentelemetry.trace import StatusCode
 
 from services import errors, names
+from services.config import HttpLimits
 from services.gateway import http_errors
-from services.gateway.config import HttpLimits
 from services.gateway.spans import HTTP_RESPONSE_STATUS_CODE
 from tercet.v1 import common_pb2, tokenizer_pb2
 

@@ -22,7 +22,7 @@ from gateway_support import (
 from starlette.types import Message
 
 from services import names
-from services.gateway.config import HttpLimits
+from services.config import HttpLimits
 from services.gateway.spans import HTTP_RESPONSE_STATUS_CODE
 
 

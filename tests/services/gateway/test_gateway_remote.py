@@ -175,7 +175,7 @@ async def test_the_process_serves_drains_and_exits_with_zero() -> None:
             assert sse(text)[-1] == "[DONE]"
         assert await asyncio.wait_for(process.wait(), 20) == 0
         log = (await process.stderr.read()).decode()  # type: ignore[union-attr]
-        assert '"message": "gateway ends"' in log
+        assert '"message": "ended"' in log
         assert '"level": "error"' not in log
 
 
@@ -216,7 +216,7 @@ async def _process(target: str) -> AsyncIterator[tuple[str, asyncio.subprocess.P
     try:
         async with asyncio.timeout(30):
             line = await process.stderr.readline()
-            while b"gateway serves" not in line:
+            while b'"listening"' not in line:
                 assert line, "the gateway ended before it served"
                 line = await process.stderr.readline()
         yield f"http://{json.loads(line)['address']}", process

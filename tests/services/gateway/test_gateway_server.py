@@ -27,8 +27,8 @@ from gateway_support import (
 
 from services import errors
 from services.address import Address
+from services.config import HttpLimits
 from services.errors import FailedPrecondition
-from services.gateway.config import HttpLimits
 from services.gateway.server import HttpServer, serve
 from tercet.v1 import common_pb2
 

@@ -102,6 +102,28 @@ def test_s03_the_peak_estimate_admits_no_more_than_lasts_when_lengths_are_known(
     assert made.core.totals().preemptions == 0
 
 
+def test_s03_past_the_cap_nobody_takes_the_reserved_blocks_not_even_the_oldest() -> None:
+    made = world(
+        LaneSpec(1, 11, 16, 4, 13),
+        steps_in_flight=1,
+        preemption_cap=1,
+        preemption_cooldown=0,
+        default_output_estimate=1,
+        watermark=0.0,
+    )
+    made.submit(ask("first", 4, 3))
+    made.submit(ask("old", 1, None))
+    made.submit(ask("young", 2, 5))
+    planned: list[list[str]] = []
+    while (plan := made.plan("lane")) is not None:
+        planned.append(keys(plan))
+        made.apply("lane")
+    assert made.users["young"].preempted == 1
+    # Side by side again, until old wants a block and just waits for young's end.
+    assert planned[2:6] == [["first", "old"], ["old", "young"], ["old", "young"], ["young"]]
+    made.drain()
+
+
 def test_s05_after_preemption_all_that_was_known_is_computed_again_and_the_boundary_stays() -> None:
     made = world(LaneSpec(1, 9, 16, 4, 10), steps_in_flight=1, default_output_estimate=1, watermark=0.0)
     made.submit(ask("first", 3, None))
