@@ -139,7 +139,7 @@ class Ops(Protocol):
         ...
 
     def embedding(self, token_ids: Tensor, weight: PackedMatrix) -> Tensor:
-        """Rows of a matrix packed with lookup, exact. token_ids int64 [T], each below rows -> [T, cols]."""
+        """Rows of a matrix packed with lookup, exact. token_ids int64 [T], T >= 1, each below rows -> [T, cols]."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -144,8 +144,7 @@ def _claim_socket_path(path: Path) -> None:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
-            return
+            return  # left by a dead process: gRPC removes it when it binds
         except OSError as error:
             raise _cannot_bind(where, f"the socket there cannot be probed ({error})") from error
     raise _cannot_bind(where, "another process is listening there")

@@ -72,7 +72,6 @@ def test_embedding_is_exact(ops: Ops, kind: GgmlType) -> None:
     packed = ops.pack([matrix], lookup=True)
     ids = torch.tensor([0, 69, 3, 63, 64, 3])
     assert torch.equal(ops.embedding(ids, packed), values_of(matrix)[ids])
-    assert ops.embedding(ids[:0], packed).shape == (0, cols)
     # The same packed matrix serves as a tied head.
     x = torch.randn(3, cols, generator=torch.Generator().manual_seed(3))
     assert_near(ops.linear(x, packed), x.double() @ values_of(matrix).double().t(), narrowest(ops, kind))
