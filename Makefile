@@ -6,13 +6,14 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+APT_DOWNLOAD := apt-get -o APT::Sandbox::User=root download prometheus
 PROTOS := $(sort $(wildcard protos/tercet/v1/*.proto))
 
 .PHONY: demo test test-all lint format protos bench clean
 
 .venv/installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch==2.13.0)
+	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch==2.13.0)
 	$(PIP) -e clients/python -e '.[dev]'
 	touch $@
 
@@ -22,6 +23,25 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/tercet pull smollm2-135m
 	$(BIN)/python -m pytest
+
+# Everything. A skip is a failure here, and the test runner speaks last.
+test-all: .venv/installed .venv-tools/installed lint
+	$(BIN)/tercet pull smollm2-135m
+	PATH="$(CURDIR)/.venv-tools/bin:$$PATH" TERCET_TESTS_REQUIRE_ALL=1 $(BIN)/python -m pytest
+
+# promtool is one file of Debian's package prometheus. It is taken out of the package, not installed with it: that would
+# start a server and add a user. Where there is no apt-get, promtool has to be on PATH already.
+.venv-tools/installed: deploy/tools.txt
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/python -m pip install --quiet --disable-pip-version-check -r deploy/tools.txt
+	if command -v apt-get && ! command -v promtool; then \
+	  cd .venv-tools && rm -f prometheus_*.deb && \
+	  { $(APT_DOWNLOAD) || { apt-get update && $(APT_DOWNLOAD); }; } && \
+	  dpkg-deb --fsys-tarfile prometheus_*.deb > package.tar && \
+	  tar --extract --file package.tar --directory bin --strip-components 3 ./usr/bin/promtool && \
+	  rm package.tar prometheus_*.deb; \
+	fi
+	touch $@
 
 lint: .venv/installed
 	$(BIN)/ruff check .

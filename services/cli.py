@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
     chosen = parser.parse_args(arguments[:1])
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when grpc is imported; its INFO lines are no news to users
     module = importlib.import_module(COMMANDS[chosen.command].module)
     try:
         code: int = module.main(arguments[1:])

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, Protocol, cast
 
 import grpc
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, Status, StatusCode, Tracer
 
 from services import names, trace_context
 from services.errors import Internal, InvalidArgument, ServiceError
@@ -38,6 +38,10 @@ SERVER_FAULTS: Final = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
+
+# Polled, or open for the life of a lease: a trace of its own says nothing of any request. Traced as part of another.
+HOUSEKEEPING: Final = ("/Describe", "ExecutorService/Run")
+NO_TRACER: Final = NoOpTracer()
 
 log = logging.getLogger(__name__)
 
@@ -229,9 +233,11 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         method = path.removeprefix("/")
         texts = {key: value for key, value in metadata if isinstance(value, str)}
         given = texts.get(names.MD_REQUEST_ID)
-        span = self._tracer.start_span(
+        parent = trace_context.extract(metadata)
+        tracer = NO_TRACER if method.endswith(HOUSEKEEPING) and not parent else self._tracer
+        span = tracer.start_span(
             method,
-            context=trace_context.extract(metadata),
+            context=parent,
             kind=SpanKind.SERVER,
             attributes={names.RPC_SYSTEM_NAME: "grpc", names.RPC_METHOD: method},
         )

@@ -55,10 +55,10 @@ class Setting:
         if self.choices:
             return " or ".join(self.choices)
         if self.minimum is not None and self.maximum is not None:
-            return f"{self.minimum:g} to {self.maximum:g}"
+            return f"{_number(self.minimum)} to {_number(self.maximum)}"
         if self.minimum is not None:
-            return f"at least {self.minimum:g}"
-        return "" if self.maximum is None else f"at most {self.maximum:g}"
+            return f"at least {_number(self.minimum)}"
+        return "" if self.maximum is None else f"at most {_number(self.maximum)}"
 
 
 def setting(default: Any, help: str, **declared: Any) -> Any:
@@ -304,3 +304,7 @@ def _check(source: str, value: Any, row: Row) -> None:
 
 def _text(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:g}"

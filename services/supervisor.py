@@ -9,15 +9,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from services.process import EXIT_REFUSED, RESTARTS
 
 log = logging.getLogger(__name__)
 
 BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 STEADY_S: Final = 30.0  # alive for so long: the next failure counts as the first
-USAGE_EXIT: Final = 2  # a configuration that is refused stays refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,9 @@ class ChildRefused(Exception):
 class Supervisor:
     """Runs children of one kind of life: all of them until `close`."""
 
-    def __init__(
-        self,
-        children: Sequence[ChildSpec],
-        environ: Mapping[str, str],
-        on_restart: Callable[[ChildSpec, int], None] | None = None,
-    ) -> None:
+    def __init__(self, children: Sequence[ChildSpec], environ: Mapping[str, str]) -> None:
         self._specs = tuple(children)
-        self._environ = dict(environ)
-        self._on_restart = on_restart
+        self._environ = {"GRPC_VERBOSITY": "ERROR", **environ}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._closing = False
@@ -81,7 +76,7 @@ class Supervisor:
         await asyncio.gather(*self._keepers.values(), return_exceptions=True)
 
     async def _keep(self, spec: ChildSpec) -> None:
-        failures = 0
+        failures = restarts = 0
         while not self._closing:
             began = time.monotonic()
             process = await asyncio.create_subprocess_exec(
@@ -91,18 +86,17 @@ class Supervisor:
                 str(os.getpid()),
                 spec.module,
                 *spec.arguments,
-                env=self._environ,
+                env={**self._environ, RESTARTS: str(restarts)},
                 stdin=asyncio.subprocess.DEVNULL,
             )
             self._processes[spec.name] = process
             code = await process.wait()
             if self._closing:
                 return
-            if code == USAGE_EXIT:
+            if code == EXIT_REFUSED:
                 raise ChildRefused(f"{spec.name} refused its configuration; its message is above")
             failures = 1 if time.monotonic() - began > STEADY_S else failures + 1
             pause = BACKOFF_S[min(failures - 1, len(BACKOFF_S) - 1)]
             log.error("child ended, starting it again", extra={"child": spec.name, "code": code, "pause_s": pause})
-            if self._on_restart is not None:
-                self._on_restart(spec, code)
+            restarts += 1
             await asyncio.sleep(pause)

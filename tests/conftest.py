@@ -1,6 +1,9 @@
 """Fixtures shared by every test: where the default model lies, and what a missing piece means."""
 
 import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when grpc is imported: before anything below
+
 from pathlib import Path
 
 import pytest

@@ -22,14 +22,12 @@ class PagedCase:
     blocks: int
 
 
-def paged_case(
-    shape: AttentionShape, sequences: Sequence[tuple[int, int]], seed: int = 0, scattered: bool = True
-) -> PagedCase:
-    """sequences: (length, rows). Block table tails hold ids that no pool has."""
+def paged_case(shape: AttentionShape, sequences: Sequence[tuple[int, int]], seed: int = 0) -> PagedCase:
+    """sequences: (length, rows). Block table tails hold ids that no pool has; keys and values fit into bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     used = [-(-length // shape.block_size) for length, _ in sequences]
     blocks = sum(used) + 3
-    order = torch.randperm(blocks, generator=generator) if scattered else torch.arange(blocks)
+    order = torch.randperm(blocks, generator=generator)
     tables = torch.full((len(sequences), max([*used, 1]) + 2), -7, dtype=torch.int32)
     tables[:, -1] = 2**31 - 1
     taken = 0
@@ -42,12 +40,15 @@ def paged_case(
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator)
 
+    def stored(length: int) -> Tensor:
+        return normal(length, *heads).to(torch.bfloat16).float()
+
     heads = (shape.kv_heads, shape.head_dim)
     return PagedCase(
         shape=shape,
         q=normal(int(starts[-1]), shape.heads, shape.head_dim),
-        keys=[normal(length, *heads) for length, _ in sequences],
-        values=[normal(length, *heads) for length, _ in sequences],
+        keys=[stored(length) for length, _ in sequences],
+        values=[stored(length) for length, _ in sequences],
         rows=PagedRows(starts, lengths, tables),
         blocks=blocks,
     )

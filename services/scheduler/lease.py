@@ -16,7 +16,7 @@ import grpc
 from services import trace_context, wire
 from services.errors import FailedPrecondition, ServiceError
 from services.rpc_errors import from_rpc_error
-from services.scheduler.calls import LaneSpec
+from services.scheduler.calls import LaneSpec, OutOfStep
 from services.scheduler.cost import StepCost
 from services.scheduler.engine import Engine, FilledStep
 from services.scheduler.intake import ServedModel
@@ -68,7 +68,8 @@ class Lease:
         self._scheduler_id = scheduler_id
         self._changed = changed
         self._cost = StepCost()
-        self._sent: dict[int, int] = {}  # step id -> tokens
+        self._sent: dict[int, int] = {}  # steps in flight -> their tokens
+        self._taken = 0  # the last step whose result was taken
         self.state = LeaseState(target, "not connected yet")
 
     @property
@@ -84,8 +85,11 @@ class Lease:
             except Refused as error:
                 self._tell(f"refused: {error}", logging.ERROR)
                 return
-            except (LaneLost, ServiceError, TimeoutError) as error:
+            except (LaneLost, OutOfStep, ServiceError, TimeoutError) as error:
                 self._tell(str(error) or type(error).__name__, logging.WARNING)
+            except Exception as error:  # whatever it is, this executor's work must go on elsewhere, and so must we
+                log.exception("the lease ended with a defect", extra={"executor": self.state.target})
+                self._tell(type(error).__name__, logging.ERROR)
             failures = 0 if self.state.epoch else failures + 1
             self.state = replace(self.state, epoch=0)
             await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
@@ -149,6 +153,7 @@ class Lease:
             numerics=description.numerics,
         )
         self._sent.clear()
+        self._taken = 0
         wake = self._engine.attach(lane, spec, model)
         log.info("lease granted", extra={"executor": self.state.target, "epoch": self.state.epoch})
         self._changed()
@@ -192,14 +197,22 @@ class Lease:
             self.state = replace(self.state, heard_ns=time.monotonic_ns())
             match message.WhichOneof("message"):
                 case "result":
-                    timings = message.result.timings
-                    tokens = self._sent.pop(message.result.step_id)
-                    self._cost.observe(tokens, timings.prepare_ns + timings.forward_ns + timings.sample_ns)
-                    self._engine.apply(lane, wire.result_from_proto(message.result))
+                    self._take(lane, message.result)
                 case "heartbeat":
                     self._check_progress(message.heartbeat)
                 case other:
                     raise LaneLost(f"the executor sent {other} where a result or heartbeat was expected")
+
+    def _take(self, lane: str, result: executor_pb2.StepResult) -> None:
+        tokens = self._sent.pop(result.step_id, None)
+        if tokens is None:
+            if result.step_id > self._taken:
+                raise LaneLost(f"the executor answered step {result.step_id}, which was not sent")
+            return  # a repeated result says nothing new
+        self._taken = result.step_id
+        timings = result.timings
+        self._cost.observe(tokens, timings.prepare_ns + timings.forward_ns + timings.sample_ns)
+        self._engine.apply(lane, wire.result_from_proto(result))
 
     def _check_progress(self, heartbeat: executor_pb2.Heartbeat) -> None:
         """The executor exits by itself when a step hangs; this is for the one that can't."""

@@ -155,7 +155,7 @@ def test_paged_attention(ops: Ops, heads: int, kv_heads: int, head_dim: int, blo
     prefills = [(length, length) for length in lengths]
     chunks = [(140, 3), (140, 17), (200, 66), (5, 0), (0, 0)]
     case = paged_case(shape, [*decodes, *prefills, *chunks])
-    assert_near(run_case(ops, case, poison), dense_answer(case), ops.kv_dtype)
+    assert_near(run_case(ops, case, poison), dense_answer(case), torch.float32)
 
 
 def test_paged_attention_of_nothing(ops: Ops) -> None:
@@ -176,7 +176,9 @@ def test_scores_too_large_for_float32_exp(ops: Ops) -> None:
     shape = AttentionShape(1, 1, 16, 16)
     case = paged_case(shape, [(200, 200)])
     case.q.mul_(300)
-    assert_near(run_case(ops, case), dense_answer(case), torch.bfloat16)
+    actual = run_case(ops, case)
+    assert actual.isfinite().all()
+    torch.testing.assert_close(actual, dense_answer(case), rtol=1e-3, atol=1e-3)
 
 
 def test_composites_are_their_primitives(ops: Ops) -> None:

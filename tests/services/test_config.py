@@ -1,10 +1,12 @@
 """One declaration, four uses: flags, variables, checks, documentation."""
 
 import argparse
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -19,6 +21,7 @@ from services.config import (
 )
 from services.settings import (
     ConfigError,
+    Row,
     Settings,
     add_arguments,
     as_dict,
@@ -66,7 +69,7 @@ def test_lists_and_optional_values() -> None:
     made = parse(SchedulerConfig, ["--executors", "a:1, unix:/tmp/x ,dns:///e:3", "--prefill-chunk", "64"], {})
     assert made.executors == ("a:1", "unix:/tmp/x", "dns:///e:3")
     assert made.prefill_chunk == 64
-    assert SchedulerConfig().prefill_chunk is None
+    assert ExecutorConfig().threads is None
 
 
 @pytest.mark.parametrize(
@@ -127,25 +130,42 @@ def test_code_cannot_make_a_bad_configuration_either() -> None:
     assert ListenConfig(drain_s=1).drain_s == 1
 
 
-def test_every_setting_is_reachable_by_flag_and_variable() -> None:
-    samples: dict[Any, str] = {int: "2", float: "0.4", tuple: "h:1", bool: "true", str: "h:1"}
-    special = {
-        "otlp_endpoint": "http://h:1",
-        "lease_ttl_s": "300",
-        "max_batched_tokens": "3000",
-        "max_connection_age_s": "9",
-        **{f"{name}_limit_max_s": "3000" for name in ("queue", "first_token", "between_tokens", "total")},
-    }
-    for config in PROCESSES:
-        rows = describe(config)
-        assert len({row.flag for row in rows}) == len(rows)
-        for row in rows:
-            name = row.path[-1]
-            text = row.setting.choices[-1] if row.setting.choices else special.get(name, samples[row.kind])
-            by_flag = load(config, {}, {name: text})
-            by_variable = load(config, {row.variables[0]: text}, {})
-            assert by_flag == by_variable
-            assert str(as_dict(by_flag)[name]) not in ("", "None")
+def candidates(row: Row) -> Iterator[str]:
+    """Values that a setting may have, as text, most of them not its default."""
+    yield from row.setting.choices
+    yield from ("h:1", "http://h:1", "true", "false")
+    for number in (row.setting.maximum, row.setting.minimum):
+        if number is not None:
+            yield str(row.kind(number) if row.kind in (int, float) else number)
+    if row.kind in (int, float):
+        yield from (str(row.default + 1), str(row.default / 2)) if row.default is not None else ("2",)
+
+
+def changed(config: type[Settings], row: Row) -> tuple[str, Settings]:
+    """A text that changes this setting alone to another valid value, and the result."""
+    for text in candidates(row):
+        with contextlib.suppress(ConfigError):
+            made = load(config, {}, {row.path[-1]: text})
+            if made != config():
+                return text, made
+    raise AssertionError(f"{row.flag} cannot be changed")
+
+
+@pytest.mark.parametrize("config", PROCESSES)
+def test_every_setting_is_reachable_by_flag_and_variable(config: type[Settings]) -> None:
+    rows = describe(config)
+    assert len({row.flag for row in rows}) == len(rows)
+    for row in rows:
+        if len(row.setting.choices) == 1:  # nothing else is allowed: that the source is read shows in the refusal
+            for variable in row.variables:
+                with pytest.raises(ConfigError, match=variable):
+                    load(config, {variable: "x"}, {})
+            continue
+        text, made = changed(config, row)
+        for variable in row.variables:
+            assert load(config, {variable: text}, {}) == made
+        before, after = as_dict(config()), as_dict(made)
+        assert [name for name in before if before[name] != after[name]] == [row.path[-1]]
 
 
 @dataclass(frozen=True, slots=True)

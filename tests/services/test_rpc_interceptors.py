@@ -3,30 +3,20 @@
 import asyncio
 import gc
 import logging
-import random
-import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, StatusCode, get_current_span
+from rpc_bench import SERVICE, Bench, count_forever, start
 
 from services import names, trace_context
-from services.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from services.errors import InvalidArgument, ResourceExhausted
 from services.rpc import (
-    CLIENT_PING_S,
-    SERVER_MIN_PING_S,
-    ServerOptions,
-    _server_options,
     bind,
     make_channel,
     make_server,
@@ -34,81 +24,11 @@ from services.rpc import (
 from services.rpc_errors import from_rpc_error
 from services.rpc_server import call_context
 
-SERVICE = "test.v1.Service"
-
-
-@dataclass
-class Bench:
-    """A server with one handler per arity, set by the test, and a traced channel to it."""
-
-    exporter: InMemorySpanExporter
-    provider: TracerProvider
-    channel: grpc.aio.Channel
-    observed: list[tuple[str, str]]
-    handlers: dict[str, Any] = field(default_factory=dict)
-
-    def call(self, arity: str) -> Any:
-        return getattr(self.channel, arity)(f"/{SERVICE}/{arity}", lambda m: m, lambda m: m)
-
-    async def spans(self, arity: str, count: int = 2) -> dict[SpanKind, ReadableSpan]:
-        """The finished spans of a method by kind; waits, since the two sides end independently."""
-        async with asyncio.timeout(5):
-            while True:
-                found = [span for span in self.exporter.get_finished_spans() if span.name == f"{SERVICE}/{arity}"]
-                if len(found) >= count:
-                    break
-                await asyncio.sleep(0.005)
-        await asyncio.sleep(0.02)  # a second end of the same span would come now
-        again = [span for span in self.exporter.get_finished_spans() if span.name == f"{SERVICE}/{arity}"]
-        assert len(again) == count
-        return {span.kind: span for span in again}
-
-
-@asynccontextmanager
-async def start(listen: str = "127.0.0.1:0", options: ServerOptions = ServerOptions()) -> AsyncIterator[Bench]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = provider.get_tracer("test")
-    observed: list[tuple[str, str]] = []
-
-    def observe(method: str, code: str, seconds: float, span: Span) -> None:
-        assert 0 <= seconds < 60
-        observed.append((method, code))
-
-    server = make_server(tracer, observer=observe, options=options)
-    handlers: dict[str, Any] = {}
-
-    class Lookup(grpc.GenericRpcHandler):
-        def service(self, details: Any) -> Any:
-            name = details.method.rpartition("/")[2]
-            if name not in handlers:
-                return None
-            return getattr(grpc, f"{name}_rpc_method_handler")(handlers[name], lambda m: m, lambda m: m)
-
-    server.add_generic_rpc_handlers([Lookup()])
-    target = bind(server, listen)
-    await server.start()
-    channel = make_channel(target, tracer)
-    try:
-        yield Bench(exporter, provider, channel, observed, handlers)
-    finally:
-        await channel.close()
-        await server.stop(None)
-
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     async with start() as made:
         yield made
-
-
-async def count_forever(request: bytes, context: Any) -> AsyncIterator[bytes]:
-    number = 0
-    while True:
-        yield b"%d" % number
-        number += 1
-        await asyncio.sleep(0.001)
 
 
 async def wait_forever(request: bytes, context: Any) -> bytes:
@@ -431,194 +351,3 @@ async def test_malformed_trace_headers_start_a_new_trace(bench: Bench) -> None:
         await bench.call("unary_unary")(b"", metadata=[(names.MD_TRACEPARENT, header)])
         spans = await bench.spans("unary_unary")
         assert spans[SpanKind.CLIENT].parent is None
-
-
-# ---- Cases G03, G04, G06 of the field
-
-
-async def test_long_message_keeps_its_code(bench: Bench) -> None:
-    async def handler(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        if request == b"abort":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "é" * 30_000)
-        if request == b"set":
-            context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-            context.set_details("é" * 30_000)
-            return b""
-        raise InvalidArgument(
-            "\N{PILE OF POO}" * 30_000, field="x" * 30_000, limit="y" * 30_000, metadata={"k" * 9000: "v" * 9000}
-        )
-
-    bench.handlers["unary_unary"] = handler
-    for request in (b"abort", b"set", b"raise"):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await bench.call("unary_unary")(request)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        details = caught.value.details() or ""
-        assert details.endswith("[cut]")
-        assert 900 < len(details.encode()) <= 1024
-
-
-async def test_no_handler_stays_parked_after_its_client_left(bench: Bench) -> None:
-    """Cancels at random points, before and after messages, and while the handler emits nothing."""
-    closed = 0
-    entered = 0
-
-    async def handler(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        nonlocal closed, entered
-        entered += 1
-        try:
-            while True:
-                yield request
-                await asyncio.sleep(3600 if request == b"silent" else 0.0005)
-        finally:
-            closed += 1
-
-    bench.handlers["unary_stream"] = handler
-    rng = random.Random(4)
-    before = len(asyncio.all_tasks())
-
-    async def one(number: int) -> None:
-        call = bench.call("unary_stream")(b"silent" if number % 3 == 0 else b"busy")
-        await asyncio.sleep(rng.random() * 0.05)
-        for _ in range(rng.randrange(0, 2) if number % 3 == 0 else rng.randrange(0, 4)):
-            await call.read()
-        call.cancel()
-
-    for round_ in range(5):
-        await asyncio.gather(*(one(round_ * 100 + number) for number in range(100)))
-    async with asyncio.timeout(10):
-        while closed < entered or len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - tasks have no event
-            await asyncio.sleep(0.01)
-    assert entered > 100
-    spans = [span for span in bench.exporter.get_finished_spans() if span.name.startswith(SERVICE)]
-    assert sum(span.kind is SpanKind.CLIENT for span in spans) == 500
-    assert sum(span.kind is SpanKind.SERVER for span in spans) == entered
-    codes = {(span.attributes or {})[names.RPC_STATUS_CODE] for span in spans}
-    assert codes == {"CANCELLED"}
-
-
-@pytest.mark.parametrize("leave", ["break", "cancel", "deadline", "fail"])
-async def test_generator_is_closed_without_the_garbage_collector(bench: Bench, leave: str) -> None:
-    closed = asyncio.Event()
-    complaints: list[Any] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: complaints.append(context))
-
-    async def handler(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        try:
-            while True:
-                yield object() if leave == "fail" else b"m"
-                await asyncio.sleep(0.001)
-        finally:
-            await asyncio.sleep(0)  # a lease is given back by awaiting
-            closed.set()
-
-    bench.handlers["unary_stream"] = handler
-    gc.collect()
-    gc.disable()
-    try:
-        stream = bench.call("unary_stream")
-        if leave == "break":
-            async for _ in stream(b""):
-                break
-        elif leave == "cancel":
-            call = stream(b"")
-            await call.read()
-            call.cancel()
-        else:
-            with pytest.raises(grpc.aio.AioRpcError):
-                async for _ in stream(b"", timeout=0.1 if leave == "deadline" else 5):
-                    pass
-        async with asyncio.timeout(1):
-            await closed.wait()
-        await bench.spans("unary_stream")
-    finally:
-        gc.enable()
-        loop.set_exception_handler(None)
-    assert complaints == []
-
-
-# ---- Addresses and servers
-
-
-async def test_unix_socket_and_a_server_that_lives_keeps_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "s.sock"
-    async with start(f"unix:{path}") as bench:
-
-        async def handler(request: bytes, context: Any) -> bytes:
-            return b"mine"
-
-        bench.handlers["unary_unary"] = handler
-        other = make_server(bench.provider.get_tracer("test"))
-        with pytest.raises(FailedPrecondition, match="another process is listening there"):
-            bind(other, f"unix:{path}")
-        assert await bench.call("unary_unary")(b"") == b"mine"
-    # What a killed process leaves behind is no obstacle.
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "dead.sock"))
-    async with start(f"unix:{tmp_path / 'dead.sock'}") as bench:
-        bench.handlers["unary_unary"] = handler
-        assert await bench.call("unary_unary")(b"") == b"mine"
-
-
-async def test_addresses_that_cannot_be_had_are_named(tmp_path: Path) -> None:
-    async with start() as bench:
-        taken = bench.channel._peer[names.SERVER_PORT]
-        server = make_server(bench.provider.get_tracer("test"))
-        with pytest.raises(FailedPrecondition, match=rf"127.0.0.1:{taken}: Address already in use"):
-            bind(server, f"127.0.0.1:{taken}")
-        with pytest.raises(FailedPrecondition, match="Cannot assign requested address"):
-            bind(server, "192.0.2.1:0")
-        with pytest.raises(FailedPrecondition, match="no address"):
-            bind(server, "no-such-host.invalid:0")
-        with pytest.raises(FailedPrecondition, match="does not exist"):
-            bind(server, f"unix:{tmp_path}/none/s.sock")
-        (tmp_path / "file").write_text("x")
-        with pytest.raises(FailedPrecondition, match="no socket"):
-            bind(server, f"unix:{tmp_path}/file")
-        long = f"{tmp_path}/" + "x" * 120
-        with pytest.raises(InvalidArgument, match=r"has \d+ bytes, the limit is 107"):
-            bind(server, f"unix:{long}")
-        with pytest.raises(InvalidArgument, match="the limit is 107"):
-            make_channel(f"unix:{long}")
-        for bad in ("", "host", ":1", "host:", "host:-1", "host:65536", "::1:80", "host:१", "unix:"):
-            with pytest.raises(InvalidArgument) as caught:
-                make_channel(bad)
-            assert caught.value.field == "address"
-
-
-async def test_pings_at_our_rate_do_not_break_the_connection() -> None:
-    """Both sides' options agree: the client's interval is allowed by the server's minimum."""
-    assert CLIENT_PING_S >= 2 * SERVER_MIN_PING_S
-    options = dict(_server_options(ServerOptions(max_connection_age_s=1.5, max_connection_age_grace_s=2)))
-    assert options["grpc.http2.min_ping_interval_without_data_ms"] == SERVER_MIN_PING_S * 1000
-    assert options["grpc.so_reuseport"] == 0
-    assert options["grpc.max_connection_age_ms"] == 1500
-    assert options["grpc.max_connection_age_grace_ms"] == 2000
-
-
-async def test_message_size_limit_is_a_named_status() -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        return b"x" * int(request)
-
-    async with start(options=ServerOptions(max_message_bytes=1000)) as bench:
-        bench.handlers["unary_unary"] = handler
-        assert len(await bench.call("unary_unary")(b"900")) == 900
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await bench.call("unary_unary")(b"9" * 1001)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-async def test_connection_age_moves_clients_without_breaking_streams() -> None:
-    async with start(options=ServerOptions(max_connection_age_s=0.2)) as bench:
-        bench.handlers["unary_stream"] = count_forever
-        call = bench.call("unary_stream")(b"")
-        async with asyncio.timeout(10):
-            for _ in range(300):
-                assert await call.read() is not grpc.aio.EOF
-        call.cancel()
-
-
-async def test_a_context_of_another_server_is_refused() -> None:
-    with pytest.raises(TypeError, match="make_server"):
-        call_context(object())

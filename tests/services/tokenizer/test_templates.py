@@ -276,6 +276,29 @@ def test_the_dialect_of_published_templates() -> None:
     assert control(chat) == ["<s>"]
 
 
+def test_tools_and_calls_in_the_idioms_of_published_templates() -> None:
+    source = (
+        "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}"
+        "{% for m in messages %}{% if m == users[-1] %}{% for k, v in tools[0].items() if k != 'return' %}"
+        "{{ k }}={{ v if v is string else v | tojson }};{% endfor %}{% endif %}"
+        "{% for call in m.get('tool_calls') or [] %}{% set f = call.function if call.function is defined else call %}"
+        "{% set out = f | tojson %}{{ out[:-1] }}, {{ call.id[-3:] }}}{{ ', ' if not loop.last }}{% endfor %}"
+        "{% if m.tool_call_id is defined and m.tool_call_id | length < 9 %}({{ m.tool_call_id }}){% endif %}"
+        "{% endfor %}"
+    )
+    call = {"id": "call_abc", "type": "function", "function": {"name": "f", "arguments": {"x": "<s>"}}}
+    chat = template(source).render_chat(
+        [
+            ChatMessage("user", "go"),
+            ChatMessage("assistant", None, tool_calls=(call,)),
+            ChatMessage("tool", "7", tool_call_id="abc"),
+        ],
+        tools=[{"name": "f", "return": "number", "parameters": {"x": [1, None]}}],
+    )
+    assert chat.text == 'name=f;parameters={"x": [1, null]};{"name": "f", "arguments": {"x": "<s>"}, abc}(abc)'
+    assert control(chat) == []
+
+
 @pytest.mark.parametrize(
     ("messages", "field"),
     [
