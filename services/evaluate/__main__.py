@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     measures = parser.add_subparsers(dest="measure", required=True)
     perplexity = measures.add_parser("perplexity", help="of a text, scored as llama.cpp does", allow_abbrev=False)
     perplexity.add_argument(
-        "--model", default=DEFAULT_MODEL, help="a name of the catalogue, or the path of a GGUF file"
+        "--model", default=DEFAULT_MODEL, help="a name of the catalogue, or a GGUF file"
     )
     perplexity.add_argument("--backend", choices=("cpu", "reference"), default="cpu")
     perplexity.add_argument("--file", type=Path, required=True, help="UTF-8 text")

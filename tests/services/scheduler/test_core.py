@@ -207,6 +207,15 @@ def test_each_time_limit_has_its_reason(core: SchedulerCore) -> None:
     assert core.next_deadline() is None
 
 
+def test_a_running_sequence_whose_time_is_over_gets_no_slice_before_expire_is_called(core: SchedulerCore) -> None:
+    core.submit(ask("a", 9, limits=Limits(total_ns=10)), 0)
+    core.submit(ask("b", 9), 0)
+    core.plan("lane", 5)
+    plan = core.plan("lane", 10)
+    assert plan is not None
+    assert [piece.key for piece in plan.slices] == ["b"]
+
+
 def test_a_lost_lane_gives_its_sequences_back_in_order_of_arrival(core: SchedulerCore) -> None:
     for key in ("a", "b"):
         core.submit(ask(key, 3), 0)
@@ -253,6 +262,71 @@ def test_preemption_takes_the_youngest_of_the_lowest_class_once_its_results_are_
         preempted=(Preempted("low", 3),),
     )
     assert core.sequences()[0] == SequenceView("low", "tenant", -1, Phase.QUEUE, None, 0, 2, 2, 0, 0, 1)
+
+
+def test_one_victim_is_benched_where_its_blocks_will_do(cores: list[SchedulerCore]) -> None:
+    core = SchedulerCore(CoreConfig(default_output_estimate=1, watermark=0.0))
+    cores.append(core)
+    core.attach("lane", LaneSpec(4, 3, 16, 4, 12), 0)
+    for key, prompt_len in (("needy", 4), ("content", 2), ("young", 3)):
+        core.submit(ask(key, prompt_len, None), 0)
+    first, second = core.plan("lane", 0), core.plan("lane", 0)
+    assert first is not None
+    assert second is not None
+    assert [piece.key for piece in first.slices] == ["needy", "content", "young"]
+    assert [piece.key for piece in second.slices] == ["content"]
+
+
+def test_each_coming_block_is_promised_once(cores: list[SchedulerCore]) -> None:
+    core = SchedulerCore(CoreConfig(default_output_estimate=1, watermark=0.0))
+    cores.append(core)
+    core.attach("lane", LaneSpec(4, 4, 16, 4, 12), 0)
+    for key, prompt_len in (("needy", 4), ("needy too", 4), ("young", 1), ("youngest", 1)):
+        core.submit(ask(key, prompt_len, None), 0)
+    first = core.plan("lane", 0)
+    assert first is not None
+    assert len(first.slices) == 4
+    assert core.plan("lane", 0) is None  # two blocks are wanted: both young ones are benched
+    core.apply("lane", answer(first), 1)
+    second = core.plan("lane", 1)
+    assert second is not None
+    assert second.preempted == (Preempted("youngest", 1), Preempted("young", 1))
+
+
+def test_a_busy_lane_that_preempted_admits_nobody_for_some_steps(cores: list[SchedulerCore]) -> None:
+    core = SchedulerCore(CoreConfig(default_output_estimate=1, watermark=0.0, steps_in_flight=1, preemption_cooldown=3))
+    cores.append(core)
+    core.attach("lane", LaneSpec(1, 20, 32, 4, 21), 0)
+    core.submit(ask("old", 9, None), 0)
+    core.submit(ask("young", 9, None), 0)
+    preempted_at = 0
+    while not preempted_at:
+        plan = core.plan("lane", 0)
+        assert plan is not None
+        preempted_at = plan.step_id if plan.preempted else 0
+        core.apply("lane", answer(plan), 0)
+    core.cancel("young", 0)
+    core.submit(ask("tiny", 1, 2), 0)
+    admitted_at = 0
+    while not admitted_at:
+        plan = core.plan("lane", 0)
+        assert plan is not None
+        admitted_at = plan.step_id if plan.admitted else 0
+        core.apply("lane", answer(plan), 0)
+    assert admitted_at == preempted_at + 4
+
+
+def test_tokens_held_back_for_one_that_cannot_come_go_to_those_that_run(cores: list[SchedulerCore]) -> None:
+    core = SchedulerCore(CoreConfig(prefill_chunk=8, steps_in_flight=1))
+    cores.append(core)
+    core.attach("lane", LaneSpec(4, 16, 8, 4, 64), 0)
+    core.submit(ask("running", 40, 4), 0)
+    core.submit(ask("waiting", 40, 4), 0)
+    for start in (0, 8, 16):
+        plan = core.plan("lane", 0)
+        assert plan is not None
+        assert [(piece.key, piece.start, piece.count) for piece in plan.slices] == [("running", start, 8)]
+        core.apply("lane", answer(plan), 0)
 
 
 def test_past_the_cap_the_whole_need_is_reserved(cores: list[SchedulerCore]) -> None:
@@ -316,6 +390,38 @@ def test_when_the_roomy_lane_goes_what_only_it_could_hold_ends(core: SchedulerCo
             detail="prompt of 30 tokens with max_tokens 10 needs 10 blocks of 4 tokens; the pool has 4",
         )
     ]
+
+
+def test_a_limit_only_shrinks_when_lanes_change(core: SchedulerCore) -> None:
+    core.submit(ask("a", 30, 4), 0)
+    core.submit(ask("b", 5, 20), 0)
+    for _ in range(4):
+        core.apply("lane", answer(core.plan("lane", 0)), 0)
+    assert [view.delivered for view in core.sequences()] == [1, 4]
+    core.lose("lane", 1)
+    assert core.attach("shorter", LaneSpec(4, 16, 32, 4, 9), 2) == [
+        Finished(
+            "a",
+            Reason.DOES_NOT_FIT,
+            Usage(30, delivered=1, discarded=0, recomputed_tokens=30, prefill_chunks=4),
+            Phase.QUEUE,
+            detail="30 tokens leave no room for output in the context of 9",
+        ),
+        # The new context is full with what it has.
+        Finished(
+            "b",
+            Reason.LENGTH,
+            Usage(5, delivered=4, discarded=0, recomputed_tokens=8, prefill_chunks=1),
+            Phase.QUEUE,
+        ),
+    ]
+    assert core.submit(ask("c", 5, None), 3) == Accepted(0, 4)
+    core.lose("shorter", 4)
+    core.attach("longer", SPEC, 5)
+    emissions: list[Emission] = []
+    while (plan := core.plan("longer", 6)) is not None:
+        emissions += core.apply("longer", answer(plan), 6)
+    assert emissions[-1] == Finished("c", Reason.LENGTH, Usage(5, 4, 0, prefill_chunks=1), Phase.DECODE)
 
 
 def test_resumed_output_counts_against_max_tokens(core: SchedulerCore) -> None:
