@@ -47,9 +47,9 @@ def test_a_process_imports_no_more_than_it_needs(module: str, absent: tuple[str,
 
 def test_the_generated_code_is_what_the_contract_makes(tmp_path: Path) -> None:
     protos = sorted(str(path.relative_to(ROOT / "protos")) for path in (ROOT / "protos/tercet/v1").glob("*.proto"))
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
     subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", "-I", "protos", f"--python_out={tmp_path}"]
-        + [f"--grpc_python_out={tmp_path}", f"--mypy_out={tmp_path}", f"--mypy_grpc_out={tmp_path}", *protos],
+        [sys.executable, "-m", "grpc_tools.protoc", "-I", "protos", *outputs, *protos],
         check=True,
         cwd=ROOT,
         capture_output=True,

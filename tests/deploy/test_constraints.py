@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from importlib.metadata import distributions
+from importlib.metadata import distribution, distributions
 from typing import Final
 
 import pytest
@@ -10,8 +10,6 @@ from compose_file import ROOT
 from packaging.requirements import Requirement
 
 OURS: Final = {"tercet", "tercet-server"}
-# What `python -m venv` brings.
-BOOTSTRAP: Final = {"pip", "setuptools"}
 
 
 def canonical(name: str) -> str:
@@ -50,7 +48,20 @@ def test_this_environment_is_the_pinned_one() -> None:
     assert differing == {}
 
 
-def test_nothing_here_is_without_a_pin() -> None:
-    """Except NVIDIA's packages, whose versions torch's CUDA build names itself."""
-    loose = {name for name in installed() if not name.startswith(("nvidia-", "cuda-"))} - pins().keys()
-    assert loose <= OURS | BOOTSTRAP
+def test_what_dependencies_depend_on_is_pinned() -> None:
+    """Except NVIDIA's packages, whose versions torch's CUDA build names itself, and what a new environment holds."""
+    ahead = [("tercet-server", "dev")]
+    reached = set(ahead)
+    while ahead:
+        name, extra = ahead.pop()
+        for text in distribution(name).requires or ():
+            requirement = Requirement(text)
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            below = {(canonical(requirement.name), each) for each in (requirement.extras or {""})} - reached
+            reached |= below
+            ahead += below
+    names = {name for name, _ in reached}
+    assert {"torch", "sympy", "certifi"} <= names
+    loose = {name for name in names - pins().keys() if not name.startswith(("nvidia-", "cuda-"))}
+    assert loose <= OURS | {"setuptools"}

@@ -73,7 +73,7 @@ class TokenizerServiceGenerateRequest(_message.Message):
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that end an answer. At most 16, each 1 to 1,024 bytes."""
+        """Texts that end an answer. At most 32, each 1 to 256 characters."""
 
     @_builtins.property
     def cache(self) -> _common_pb2.CacheControl:
