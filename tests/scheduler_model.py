@@ -24,6 +24,24 @@ from services.scheduler.calls import (
 )
 from services.scheduler.core import SchedulerCore
 
+SPEC = LaneSpec(block_size=4, total_blocks=16, max_batched_tokens=32, max_sequences=4, max_model_len=64)
+
+
+def ask(key: str, prompt_len: int, max_tokens: int | None = 8, **rest: object) -> Submission:
+    return Submission(key, "tenant", prompt_len, max_tokens, **rest)  # type: ignore[arg-type]
+
+
+def answer(plan: Plan | None, *, ended: str = "", failed: str = "") -> StepOutcome:
+    assert plan is not None
+    return StepOutcome(
+        plan.step_id,
+        tuple(
+            SequenceOutcome(piece.slot, int(piece.key != failed), ended=piece.key == ended, failed=piece.key == failed)
+            for piece in plan.slices
+            if piece.samples
+        ),
+    )
+
 
 @dataclass(eq=False)
 class User:

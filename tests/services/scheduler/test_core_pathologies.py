@@ -1,7 +1,7 @@
 """Failures that users of other servers met, each as a test by its name in the field."""
 
 import pytest
-from scheduler_model import World
+from scheduler_model import World, ask
 
 from services.scheduler.calls import (
     CoreConfig,
@@ -13,7 +13,6 @@ from services.scheduler.calls import (
     Plan,
     QueueFull,
     Reason,
-    Submission,
     TimeLimit,
 )
 from services.scheduler.core import SchedulerCore
@@ -25,10 +24,6 @@ def world(spec: LaneSpec, **config: object) -> World:
     made = World(CoreConfig(**config))  # type: ignore[arg-type]
     made.attach("lane", spec)
     return made
-
-
-def ask(key: str, prompt_len: int, max_tokens: int | None, **rest: object) -> Submission:
-    return Submission(key, "tenant", prompt_len, max_tokens, **rest)  # type: ignore[arg-type]
 
 
 def keys(plan: Plan | None) -> list[str]:
