@@ -32,8 +32,8 @@ def gumbel(token_ids: Tensor, *, seed: int, position: int, choice: int) -> Tenso
     Counter (position, token id, choice, 0), key = the seed's low and high word; the first word w gives the uniform
     (w + 1/2) / 2^32, which is exact in float64 and never 0 or 1. So noise lies within GUMBEL_RANGE.
     """
-    zero = torch.zeros_like(token_ids)
-    counter = (zero + position, token_ids, zero + choice, zero)
+    at, which, zero = (torch.tensor([value], device=token_ids.device) for value in (position, choice, 0))
+    counter = (at, token_ids, which, zero)  # single words stay single for the first rounds
     word = philox4x32(counter, (seed & _MASK, seed >> 32))[0]
     uniform = (word.to(torch.float64) + 0.5) * 2.0**-32
     return -torch.log(-torch.log(uniform))

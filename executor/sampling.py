@@ -142,7 +142,7 @@ def scale(logits: Tensor, temperature: float) -> Candidates:
     """Subtracting before dividing keeps the largest score at 0 however small the temperature."""
     scores = (logits.to(torch.float64) - logits.max().to(torch.float64)) / temperature
     candidates = Candidates(torch.arange(logits.shape[0]), scores)
-    return candidates.keep(scores > float("-inf"))
+    return candidates if scores.isfinite().all() else candidates.keep(scores > float("-inf"))
 
 
 def keep_top_k(candidates: Candidates, k: int) -> Candidates:

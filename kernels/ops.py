@@ -128,8 +128,8 @@ class Ops(Protocol):
         """
         ...
 
-    def workspace_bytes(self, shape: AttentionShape, max_rows: int) -> int:
-        """Upper bound of what the ops allocate beyond their results, in bytes, at `max_rows` rows."""
+    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
+        """Upper bound of what the ops allocate beyond their results in a step of so many rows and sequences, bytes."""
         ...
 
     # -- primitives ---------------------------------------------------------------------------------------------------

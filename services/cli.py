@@ -14,10 +14,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """module: has `main(argv) -> int`."""
+    """module: has `main(argv) -> int`. is_service: it ends as `python -m module` does, by `process.leave`."""
 
     help: str
     module: str
+    is_service: bool = False
 
 
 COMMANDS: Final = {
@@ -28,10 +29,10 @@ COMMANDS: Final = {
     "eval": Command("measure a model's quality: perplexity", "services.evaluate.__main__"),
     "bench": Command("measure tokens per second, one stream against eight", "services.bench.__main__"),
     "demo": Command("pull, run, ask one question, show its trace, drain", "services.commands.demo"),
-    "tokenizer": Command("run the tokenizer service", "services.tokenizer.__main__"),
-    "scheduler": Command("run the scheduler service", "services.scheduler.__main__"),
-    "executor": Command("run the executor service", "services.executor.__main__"),
-    "gateway": Command("run the OpenAI gateway alone", "services.gateway.__main__"),
+    "tokenizer": Command("run the tokenizer service", "services.tokenizer.__main__", is_service=True),
+    "scheduler": Command("run the scheduler service", "services.scheduler.__main__", is_service=True),
+    "executor": Command("run the executor service", "services.executor.__main__", is_service=True),
+    "gateway": Command("run the OpenAI gateway alone", "services.gateway.__main__", is_service=True),
     "config": Command("print every setting as a table", "services.commands.config"),
 }
 
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(COMMANDS[chosen.command].module)
     try:
         code: int = module.main(arguments[1:])
+        if COMMANDS[chosen.command].is_service:
+            importlib.import_module("services.process").leave(code)
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:

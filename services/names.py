@@ -1,9 +1,9 @@
 """Every name that telemetry gives away: spans, events, span attributes, metadata keys.
 
 Owns the spelling and nothing else (metric names are one-to-one with the holders in `services.metrics`).
-Sources: OpenTelemetry RPC conventions v1.44 (`rpc.*`), GenAI conventions v0.1.0 (`gen_ai.*`), and, for
-`gen_ai.latency.*`, the names that vLLM emits, so that existing dashboards read ours. Our own start with
-`tercet.`. Invariant: the list is pinned by a test, since dashboards and alerts depend on each name.
+Sources: OpenTelemetry RPC and HTTP conventions v1.44 (`rpc.*`, `http.*`, `url.*`), GenAI conventions v0.1.0
+(`gen_ai.*`), and, for `gen_ai.latency.*`, the names that vLLM emits, so that existing dashboards read ours. Our own
+start with `tercet.`. Invariant: the list is pinned by a test, since dashboards and alerts depend on each name.
 """
 
 from typing import Final
@@ -40,6 +40,13 @@ RPC_STATUS_CODE: Final = "rpc.response.status_code"
 ERROR_TYPE: Final = "error.type"
 SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
+
+# HTTP conventions
+HTTP_REQUEST_METHOD: Final = "http.request.method"
+HTTP_ROUTE: Final = "http.route"
+HTTP_RESPONSE_STATUS_CODE: Final = "http.response.status_code"
+URL_PATH: Final = "url.path"
+URL_SCHEME: Final = "url.scheme"
 
 # GenAI conventions
 GEN_AI_OPERATION_NAME: Final = "gen_ai.operation.name"

@@ -12,10 +12,10 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 import grpc
 from grpc_reflection.v1alpha import reflection
@@ -38,7 +38,10 @@ EXIT_REFUSED: Final = 2
 STOP_GRACE_S: Final = 2.0
 RESTARTS: Final = "TERCET_RESTARTS"  # how often the supervisor has started this process again
 
+PING_SHARE: Final = 0.4  # of the time after which a silent client is gone: then it is asked; the rest is for its answer
+
 Config = TypeVar("Config", bound=Settings)
+T = TypeVar("T")
 
 
 class StartError(Exception):
@@ -128,16 +131,37 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
+async def unless_stopped(process: Process, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` gives; None, and `work` is cancelled, where the process is told to stop before.
+
+    To drain, clear `process.stop` first: then a second signal ends the waiting.
+    """
+    working, stopping = asyncio.create_task(work), asyncio.create_task(process.stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
 @asynccontextmanager
-async def serving(process: Process, net: ListenConfig, add: Callable[[grpc.aio.Server], object]) -> AsyncIterator[str]:
+async def serving(
+    process: Process, net: ListenConfig, add: Callable[[grpc.aio.Server], object], client_ttl_s: float | None = None
+) -> AsyncIterator[str]:
     """A gRPC server with health and reflection, and the metrics server if asked for; yields where it listens.
 
+    client_ttl_s: a client whose connection is dead for so long is gone, and so are its calls; None: the default.
     On leaving, open calls get a short grace: a service drains before that.
     """
+    options = ServerOptions(max_connection_age_s=net.max_connection_age_s)
+    if client_ttl_s is not None:
+        options = replace(options, ping_s=PING_SHARE * client_ttl_s, ping_timeout_s=(1 - PING_SHARE) * client_ttl_s)
     server = make_server(
         process.telemetry.tracer,
         observer=process.metrics.observe_call,
-        options=ServerOptions(max_connection_age_s=net.max_connection_age_s),
+        options=options,
     )
     add(server)
     add_health(server, process.readiness)

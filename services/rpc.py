@@ -33,12 +33,16 @@ Options = list[tuple[str, int | str]]
 class ServerOptions:
     """max_message_bytes: both directions. max_connection_age_s: after it clients are asked to connect anew, so
     that new replicas get their share; None keeps connections. max_connection_age_grace_s: how long calls on
-    such a connection may go on; None means to their end. max_concurrent_rpcs: beyond it RESOURCE_EXHAUSTED."""
+    such a connection may go on; None means to their end. max_concurrent_rpcs: beyond it RESOURCE_EXHAUSTED.
+    ping_s, ping_timeout_s: a client that was silent for the one and then for the other is gone, and so are its
+    calls. These pings go from server to client, so they leave alone what the server allows its clients to send."""
 
     max_message_bytes: int = MESSAGE_LIMIT
     max_connection_age_s: float | None = None
     max_connection_age_grace_s: float | None = None
     max_concurrent_rpcs: int | None = None
+    ping_s: float = CLIENT_PING_S
+    ping_timeout_s: float = PING_TIMEOUT_S
 
 
 def make_server(
@@ -76,7 +80,7 @@ def make_channel(
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", CLIENT_PING_S * 1000),
-        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_S * 1000),
+        *_ping_timeout(PING_TIMEOUT_S),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_http_proxy", 0),
@@ -106,13 +110,18 @@ def bind(server: grpc.aio.Server, listen: str) -> str:
     return address.target if address.is_unix else Address(address.host, port).target
 
 
+def _ping_timeout(seconds: float) -> Options:
+    """gRPC waits for an answered ping as long as the second one says, a minute by default, whatever the first says."""
+    return [(key, max(1, round(seconds * 1000))) for key in ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")]
+
+
 def _server_options(options: ServerOptions) -> Options:
     chosen: Options = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", options.max_message_bytes),
-        ("grpc.keepalive_time_ms", CLIENT_PING_S * 1000),
-        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_S * 1000),
+        ("grpc.keepalive_time_ms", max(1, round(options.ping_s * 1000))),
+        *_ping_timeout(options.ping_timeout_s),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", SERVER_MIN_PING_S * 1000),

@@ -44,7 +44,8 @@ class Stack:
     """`async with Stack(...) as stack:` runs it; `await stack.ready(limit_s)` waits until it can answer."""
 
     def __init__(self, options: StackOptions, environ: Mapping[str, str]) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="tercet-", dir=environ.get("XDG_RUNTIME_DIR") or None))
+        runtime = environ.get("XDG_RUNTIME_DIR", "")  # may be left over from a session that has ended
+        self._directory = Path(tempfile.mkdtemp(prefix="tercet-", dir=runtime if os.path.isdir(runtime) else None))
         self.target = options.listen or self._socket("tokenizer")
         scheduler, executor = self._socket("scheduler"), self._socket("executor")
         common = []

@@ -55,7 +55,17 @@ class Supervisor:
 
     async def failed(self) -> None:
         """Returns never; raises ChildRefused when a child can't be started."""
-        await asyncio.gather(*self._keepers.values())
+        # Not gather: cancelled, it would cancel the keepers too, and then nothing were started again.
+        done, _ = await asyncio.wait(self._keepers.values(), return_when=asyncio.FIRST_EXCEPTION)
+        for keeper in done:
+            keeper.result()
+
+    def hurry(self) -> None:
+        """SIGTERM to all that still run: a child that drains ends at once, the others begin to drain."""
+        for spec in self._specs:
+            process = self._processes.get(spec.name)
+            if process is not None and process.returncode is None:
+                process.send_signal(signal.SIGTERM)
 
     async def close(self, limit_s: float) -> None:
         """SIGTERM to one child after the other, in the order given; SIGKILL to what is left after `limit_s` each."""
@@ -88,6 +98,7 @@ class Supervisor:
                 *spec.arguments,
                 env={**self._environ, RESTARTS: str(restarts)},
                 stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is the supervisor's to pass on, in order
             )
             self._processes[spec.name] = process
             code = await process.wait()

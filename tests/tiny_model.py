@@ -83,8 +83,7 @@ def _tensors(spec: TinySpec) -> list[gguf_writer.Tensor]:
     norm("output_norm.weight")
     if spec.output is not None:
         matrix("output.weight", VOCAB, spec.hidden, spec.output)
-    tensors += spec.extra
-    return [tensor for tensor in tensors if tensor.name not in spec.without]
+    return [tensor for tensor in tensors if tensor.name not in spec.without] + list(spec.extra)
 
 
 def _metadata(spec: TinySpec) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def load_runner(
             kv,
             block_size=block_size,
             temporary_bytes=config.activation_bytes(vocab_size, max_batched_tokens, max_sequences)
-            + ops.workspace_bytes(attention, max_batched_tokens),
+            + ops.workspace_bytes(attention, max_batched_tokens, max_sequences),
             context_length=config.context_length,
             max_model_len=max_model_len,
             kv_memory_bytes=kv_memory_bytes,

@@ -87,12 +87,12 @@ def attend(
     return out
 
 
-def workspace_bytes(shape: AttentionShape, max_rows: int) -> int:
-    """Gathered keys and values, as pages and as float32 laid out; queries, scores and sums of a batch."""
+def workspace_bytes(shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
+    """Gathered keys and values, as pages and as float32 laid out; queries, scores and sums of all tiles."""
     chunk = _chunk_tokens(shape)
     gathered = max(GATHER_BYTES, 4 * chunk * shape.kv_heads * shape.head_dim)
-    tiled_rows = 2 * max_rows * ROW_MULTIPLE  # filled up
-    return 5 * gathered + 4 * tiled_rows * shape.heads * (4 * shape.head_dim + 3 * chunk)
+    filled = shape.heads * (max_rows + max_sequences * (TILES[1] - 1)) + shape.kv_heads * ROW_MULTIPLE * max_rows
+    return 5 * gathered + 4 * filled * (4 * shape.head_dim + 3 * chunk)
 
 
 def _attend_batch(

@@ -57,8 +57,8 @@ class CpuOps(Ops):
         packed = tuple(pack_int4([part], lookup=lookup) if fits_int4([part]) else RawMatrix((part,)) for part in parts)
         return packed[0] if len(packed) == 1 else StackedMatrix(packed)
 
-    def workspace_bytes(self, shape: AttentionShape, max_rows: int) -> int:
-        return attention.workspace_bytes(shape, max_rows) + 6 * CHUNK_BYTES
+    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
+        return attention.workspace_bytes(shape, max_rows, max_sequences) + 6 * CHUNK_BYTES
 
     def linear(self, x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
         check_linear(x, weight, bias)

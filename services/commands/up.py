@@ -68,7 +68,9 @@ async def _run(options: StackOptions) -> int:
                 starting.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await starting
-            print("draining", flush=True)
+            print("draining; a second signal ends it at once", flush=True)
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(signum, stack.supervisor.hurry)
     except (NotReady, ChildRefused) as error:
         print(f"tercet up: {error}", file=sys.stderr)
         return 1

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from executor.loading.gguf import open_gguf
+from executor.loading.load import load_runner
+from executor.models.table import read_model_config
 from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
 from services.evaluate.perplexity import Perplexity, measure
 from services.tokenizer.text import load_tokenizer
@@ -26,9 +28,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tercet eval", allow_abbrev=False)
     measures = parser.add_subparsers(dest="measure", required=True)
     perplexity = measures.add_parser("perplexity", help="of a text, scored as llama.cpp does", allow_abbrev=False)
-    perplexity.add_argument(
-        "--model", default=DEFAULT_MODEL, help="a name of the catalogue, or a GGUF file"
-    )
+    perplexity.add_argument("--model", default=DEFAULT_MODEL, help="a name of the catalogue, or a GGUF file")
     perplexity.add_argument("--backend", choices=("cpu", "reference"), default="cpu")
     perplexity.add_argument("--file", type=Path, required=True, help="UTF-8 text")
     perplexity.add_argument("--bytes", type=_positive, help="of the file, from its beginning; default all")
@@ -72,9 +72,9 @@ def _perplexity(chosen: argparse.Namespace) -> Perplexity:
     with open_gguf(path) as file:
         vocabulary = read_vocabulary(file.metadata)
         token_ids = load_tokenizer(file.metadata).encode(text, add_special=True)
-
-    from executor.loading.load import load_runner  # here, so that a wrong argument is told before torch is there
-
+        longest = read_model_config(file.metadata).context_length
+    if chosen.context > longest:
+        raise ValueError(f"--context is {chosen.context}, the model's context is {longest}")
     runner = load_runner(
         path,
         backend=chosen.backend,

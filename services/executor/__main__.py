@@ -8,9 +8,9 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from services.config import ExecutorConfig
 from services.description import ExecutorDescription
@@ -22,7 +22,7 @@ from services.executor.service import LOADING, ExecutorService
 from services.executor.session import SessionSettings
 from services.executor.worker import HANG_FLOOR_NS, Held, Running, Worker
 from services.metrics import ExecutorMetrics
-from services.process import Process, leave, run, serving
+from services.process import Process, leave, run, serving, unless_stopped
 from tercet.v1 import executor_pb2_grpc
 
 SERVICE: Final = "tercet.v1.ExecutorService"
@@ -31,7 +31,6 @@ STEP_GRACE_S: Final = 2.0
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Load = Callable[[ExecutorConfig], Held]
 
 
@@ -54,9 +53,10 @@ async def serve(config: ExecutorConfig, process: Process, load: Load, hang_floor
         process,
         config.net,
         lambda server: executor_pb2_grpc.add_ExecutorServiceServicer_to_server(service, server),
+        client_ttl_s=config.lease_ttl_s,
     ):
         watch = asyncio.create_task(service.watch())
-        held = await _unless_stopped(process, worker.start(partial(load, config)))
+        held = await unless_stopped(process, worker.start(partial(load, config)))
         if held is not None:
             report.loaded(held.weight_bytes, held.kv_bytes)
             service.open(describe(held, process))
@@ -88,7 +88,7 @@ async def drain(service: ExecutorService, process: Process, limit_s: float) -> N
     process.stop.clear()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
-            await _unless_stopped(process, service.ownerless())
+            await unless_stopped(process, service.ownerless())
     service.evict(Unavailable("the executor has ended: it was told to, and its owner's time to leave is up"))
 
 
@@ -103,17 +103,6 @@ def exit_hung(running: Running) -> None:
         extra={"batch": describe_batch(step, (NOBODY,) * len(step.slices)), "code": EXIT_HUNG},
     )
     leave(EXIT_HUNG)
-
-
-async def _unless_stopped(process: Process, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` gives; None where the process is told to stop before."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(process.stop.wait())
-    try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        working.cancel()
-        stopping.cancel()
 
 
 def main(argv: Sequence[str]) -> int:

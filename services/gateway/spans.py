@@ -1,11 +1,10 @@
 """The SERVER span of one HTTP request: started and ended by hand, never current, ended exactly once.
 
-Owns the HTTP convention's attribute names (OpenTelemetry HTTP conventions v1.44) and which failures mark a span as
-an error: those from 500 on; a caller's mistake or a caller who left is not the server's error.
+Owns which failures mark a span as an error: those from 500 on; a caller's mistake or a caller who left is not the
+server's error.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
@@ -13,12 +12,6 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from services import names, trace_context
 from services.gateway.openai import Generation
 from services.gateway.transcript import Transcript
-
-HTTP_REQUEST_METHOD: Final = "http.request.method"
-HTTP_ROUTE: Final = "http.route"
-HTTP_RESPONSE_STATUS_CODE: Final = "http.response.status_code"
-URL_PATH: Final = "url.path"
-URL_SCHEME: Final = "url.scheme"
 
 
 class RequestSpan:
@@ -31,7 +24,12 @@ class RequestSpan:
             f"{method} {route}",
             context=trace_context.extract(headers),
             kind=SpanKind.SERVER,
-            attributes={HTTP_REQUEST_METHOD: method, HTTP_ROUTE: route, URL_PATH: route, URL_SCHEME: scheme},
+            attributes={
+                names.HTTP_REQUEST_METHOD: method,
+                names.HTTP_ROUTE: route,
+                names.URL_PATH: route,
+                names.URL_SCHEME: scheme,
+            },
         )
         self.context: Context = trace_context.context_of(self._span)
         self._ended = False
@@ -63,7 +61,7 @@ class RequestSpan:
         if self._ended:
             return
         self._ended = True
-        self._span.set_attribute(HTTP_RESPONSE_STATUS_CODE, status)
+        self._span.set_attribute(names.HTTP_RESPONSE_STATUS_CODE, status)
         self._span.set_attribute(names.OUTCOME, outcome)
         if error_type is not None:
             self._span.set_attribute(names.ERROR_TYPE, error_type)

@@ -10,7 +10,7 @@ from typing import Final
 
 from services.config import SchedulerConfig, TimeLimits
 from services.metrics import SchedulerMetrics
-from services.process import Process, leave, run, serving
+from services.process import Process, leave, run, serving, unless_stopped
 from services.rpc import make_channel
 from services.scheduler.calls import CoreConfig, Limits
 from services.scheduler.core import SchedulerCore
@@ -64,6 +64,7 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
             LimitPolicy(*_limits(config.limits), default_max_tokens=config.default_max_tokens),
             config.net.drain_s,
             process.config_hash,
+            process.readiness,
         )
         await stack.enter_async_context(
             serving(
@@ -76,7 +77,9 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
         tasks.append(asyncio.create_task(_tick(engine)))
         await process.stop.wait()
         process.readiness.close("draining")
-        await engine.drain(config.net.drain_s)
+        process.stop.clear()
+        await unless_stopped(process, engine.drain(config.net.drain_s))
+        await engine.drain(0)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,7 +14,7 @@ from services.config import TokenizerConfig
 from services.gateway.app import make_app
 from services.gateway.server import serve as serve_http
 from services.metrics import TokenizerMetrics
-from services.process import Process, StartError, leave, run, serving
+from services.process import Process, StartError, leave, run, serving, unless_stopped
 from services.rpc import make_channel
 from services.tokenizer.chain import Chain
 from services.tokenizer.edge import EdgeIdentity, TextEdge
@@ -76,7 +76,9 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
         await process.stop.wait()
         process.readiness.close("draining")
         edge.drain()
-        await edge.drained(config.net.drain_s)
+        process.stop.clear()
+        await unless_stopped(process, edge.drained(config.net.drain_s))
+        await edge.cut()
         if http is not None:
             await http.close(HTTP_GRACE_S)
 

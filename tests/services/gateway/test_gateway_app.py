@@ -27,7 +27,7 @@ from opentelemetry.trace import StatusCode
 from services import errors, names
 from services.config import HttpLimits
 from services.gateway import http_errors
-from services.gateway.spans import HTTP_RESPONSE_STATUS_CODE
+from services.names import HTTP_RESPONSE_STATUS_CODE
 from tercet.v1 import common_pb2, tokenizer_pb2
 
 STREAM = {"stream": True}

@@ -23,7 +23,7 @@ from starlette.types import Message
 
 from services import names
 from services.config import HttpLimits
-from services.gateway.spans import HTTP_RESPONSE_STATUS_CODE
+from services.names import HTTP_RESPONSE_STATUS_CODE
 
 
 class Peer:
