@@ -73,7 +73,14 @@ def load_runner(
         max_model_len=plan.max_model_len,
         vocab_size=vocab_size,
     )
-    numerics = (model_hash, scheme, ops.name, ops.instruction_set(), f"deterministic={ops.deterministic}")
+    numerics = (
+        model_hash,
+        scheme,
+        ops.name,
+        ops.instruction_set(),
+        f"torch={torch.__version__}",
+        f"deterministic={ops.deterministic}",
+    )
     return Runner(
         model=model,
         pool=allocate_pool(kv, plan),

@@ -87,7 +87,6 @@ class OtelSpan:
 
 def _request_attributes(call: GenerateCall) -> dict[str, AttributeValue]:
     sampling = call.sampling
-    stop = [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop
     values: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": _OPERATIONS[call.operation],
         "gen_ai.provider.name": "tercet",
@@ -99,7 +98,6 @@ def _request_attributes(call: GenerateCall) -> dict[str, AttributeValue]:
         "gen_ai.request.top_k": sampling.top_k,
         # OpenTelemetry's integers are signed; a seed is not.
         "gen_ai.request.seed": None if sampling.seed is None or sampling.seed >= 2**63 else sampling.seed,
-        "gen_ai.request.stop_sequences": list(stop) if stop else None,
         "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
         "gen_ai.request.presence_penalty": sampling.presence_penalty,
         "gen_ai.request.choice.count": sampling.n,
