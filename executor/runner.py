@@ -37,7 +37,10 @@ class Runner:
         self._slots = Slots(capacity)
 
     def run(self, step: Step) -> StepResult:
-        """Raises StepError, before any state changes, for a step that does not follow from the ones before."""
+        """Raises StepError, before any state changes, for a step that does not follow from the ones before.
+
+        After any other exception the slots are ahead of the pages: only `reset` makes the runner usable again.
+        """
         with torch.inference_mode():
             started = time.perf_counter_ns()
             self._slots.check(step)

@@ -34,8 +34,8 @@ class SampledSequence:
         return len(self.tokens)
 
     @property
-    def output(self) -> Sequence[int]:
-        return self.tokens[self.prompt_len :]
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,15 @@ def _sample_row(logits: Tensor, sequence: SampledSequence, likeliest: int, highe
 
 
 def adjust(logits: Tensor, sequence: SampledSequence) -> Tensor:
-    """The logits after all steps that the sequence asks for; the very same tensor if it asks for none."""
+    """The logits after all steps that the sequence asks for; the very same tensor if it asks for none.
+
+    What a step makes larger than float32 can hold stays at its end, so that no infinity wins or becomes NaN.
+    """
+    adjusted = logits
     for asked, step in ADJUSTING:
         if asked(sequence):
-            logits = step(logits, sequence)
-    return logits
+            adjusted = step(adjusted, sequence).clamp_(max=torch.finfo(logits.dtype).max)
+    return adjusted
 
 
 def add_logit_bias(logits: Tensor, sequence: SampledSequence) -> Tensor:
@@ -101,7 +105,7 @@ def penalize_repetition(logits: Tensor, sequence: SampledSequence) -> Tensor:
 
 
 def penalize_presence_and_frequency(logits: Tensor, sequence: SampledSequence) -> Tensor:
-    seen, counts = torch.unique(torch.tensor(sequence.output), return_counts=True)
+    seen, counts = torch.unique(torch.tensor(sequence.tokens[sequence.prompt_len :]), return_counts=True)
     sampling = sequence.sampling
     penalty = sampling.presence_penalty + sampling.frequency_penalty * counts.to(logits.dtype)
     return logits.index_put((seen,), logits[seen] - penalty)
@@ -118,10 +122,10 @@ ADJUSTING: tuple[
     (lambda s: bool(s.sampling.logit_bias), add_logit_bias),
     (lambda s: s.sampling.repetition_penalty != 1, penalize_repetition),
     (
-        lambda s: (s.sampling.presence_penalty != 0 or s.sampling.frequency_penalty != 0) and bool(s.output),
+        lambda s: (s.sampling.presence_penalty != 0 or s.sampling.frequency_penalty != 0) and s.output_len > 0,
         penalize_presence_and_frequency,
     ),
-    (lambda s: len(s.output) < s.sampling.min_tokens and bool(s.sampling.stop_token_ids), ban_stops),
+    (lambda s: s.output_len < s.sampling.min_tokens and bool(s.sampling.stop_token_ids), ban_stops),
 )
 
 # -- filtering steps ---------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ async def scheduler(
     lease = Lease(target, channel, engine, "test", changed)
     holding = asyncio.create_task(lease.run())
     server = make_server(tracer)
-    servicer = SchedulerServicer(engine, (lease,), LimitPolicy(limits, Limits()), 5.0, "hash")
+    servicer = SchedulerServicer(engine, (lease,), LimitPolicy(limits, Limits()), 5.0, "hash", readiness)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
     add_health(server, readiness)
     address = bind(server, "127.0.0.1:0")
@@ -192,7 +192,7 @@ async def text_chain(
             watch,
             EdgeIdentity("smollm2-135m", template is not None, "hash"),
             tracer,
-            EdgeReport(TokenizerMetrics.make(registry, "smollm2-135m"), "smollm2-135m"),
+            EdgeReport(TokenizerMetrics.make(registry, "smollm2-135m"), "smollm2-135m", 30.0),
         )
         server = make_server(tracer)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(TokenizerServicer(edge, model, prompts), server)

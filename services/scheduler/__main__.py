@@ -1,6 +1,7 @@
 """The scheduler process: wiring only."""
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -24,6 +25,8 @@ from tercet.v1 import scheduler_pb2_grpc
 SERVICE: Final = "tercet.v1.SchedulerService"
 # An executor that comes back is to be found within a second, not within gRPC's default two minutes.
 RECONNECT: Final = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+
+log = logging.getLogger(__name__)
 
 
 async def serve(config: SchedulerConfig, process: Process) -> None:
@@ -87,7 +90,10 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
 
 async def _tick(engine: Engine) -> None:
     while True:
-        engine.tick()
+        try:
+            engine.tick()
+        except Exception:  # a defect; the next tick is needed all the same
+            log.exception("a tick of the engine failed")
         await asyncio.sleep(TICK_S)
 
 

@@ -13,6 +13,7 @@ from services.errors import (
     InvalidArgument,
     ResourceExhausted,
     ServiceError,
+    Unavailable,
 )
 from services.scheduler.calls import Finished, Reason, Usage
 from services.scheduler.request_trace import Times
@@ -55,6 +56,20 @@ def slow_reader() -> ServiceError:
     return ResourceExhausted("the reader of this stream was too slow for too long", reason="SLOW_READER")
 
 
+def other_numerics(output_tokens: int, begun_with: str, served: str) -> ServiceError:
+    """An answer goes on only where the numerics are equal; one that has not begun may be asked for anew."""
+    message = f"the executors now compute with numerics {served}; this request was taken for {begun_with}"
+    if output_tokens:
+        return Aborted(message, reason="NUMERICS_CHANGED")
+    return Unavailable(message, reason="MODEL_CHANGED")
+
+
+def lost_too_often(losses: int) -> ServiceError:
+    return Unavailable(
+        f"the request lost its executor {losses} times without a token in between", reason="EXECUTOR_LOST"
+    )
+
+
 def _with_usage(error: ServiceError, usage: Usage) -> ServiceError:
     """A failed request was paid for too: its usage travels in the error's details."""
     counted = {
@@ -83,8 +98,13 @@ def outcome(ending: Ending, phase: str) -> str:
     """One word for dashboards: "stop", "length", "time_limit", or the failure and where it happened."""
     if isinstance(ending, Completed):
         return ending.finished.reason.value
-    if isinstance(ending, DeadlineExceeded):
+    return failure(ending, phase)
+
+
+def failure(error: ServiceError, phase: str) -> str:
+    """The same, of a request that failed or was refused."""
+    if isinstance(error, DeadlineExceeded):
         return f"deadline.{phase}"
-    if isinstance(ending, Cancelled):
+    if isinstance(error, Cancelled):
         return f"cancelled.{phase}"
-    return f"error.{ending.reason.lower()}"
+    return f"error.{error.reason.lower()}"

@@ -41,12 +41,14 @@ from services.scheduler.core import SchedulerCore
 from services.scheduler.cost import DrainRate
 from services.scheduler.intake import Admission, ServedModel
 from services.scheduler.live import LiveRequest
-from services.scheduler.observer import Observer
+from services.scheduler.observer import Observer, Refusal
 from services.scheduler.outbox import Drawn, Outbox
 from services.scheduler.request_trace import RequestTrace
 
 TICK_S: Final = 0.5
 TOMBSTONE_NS: Final = 30_000_000_000
+TOMBSTONES: Final = 10_000  # beyond it the oldest is forgotten
+FIELDS: Final = {"prompt_len": "prompt_ids", "max_tokens": "sampling.max_tokens"}  # the core's -> the contract's
 
 RequestName = tuple[str, str]  # tenant, request id
 
@@ -56,6 +58,7 @@ class EngineConfig:
     stream_buffer_tokens: int = 256
     slow_reader_ns: int = 30_000_000_000
     executor_grace_ns: int = 60_000_000_000
+    losses_in_a_row: int = 5  # a request that loses its executor so often without a token between is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,18 @@ class _Lane:
     """The shell's part of a lane."""
 
     wake: asyncio.Event
-    planned: dict[int, Plan]  # steps in flight
+    planned: dict[int, tuple[Plan, int]]  # steps in flight, and when they were planned
+
+
+@dataclass(frozen=True, slots=True)
+class _Tombstone:
+    """An abort that came before its request. attempt: of the request; None: whichever."""
+
+    until_ns: int
+    attempt: int | None
+
+    def covers(self, attempt: int, now: int) -> bool:
+        return self.until_ns > now and (self.attempt is None or attempt <= self.attempt)
 
 
 class Engine:
@@ -91,7 +105,7 @@ class Engine:
         self._clock = clock
         self._live: dict[SequenceKey, LiveRequest] = {}
         self._names: dict[RequestName, SequenceKey] = {}
-        self._tombstones: dict[RequestName, int] = {}  # aborted before they came -> forgotten at
+        self._tombstones: dict[RequestName, _Tombstone] = {}  # oldest first
         self._lanes: dict[LaneId, _Lane] = {}
         self._drain_rate = DrainRate()
         self._serial = 0
@@ -120,7 +134,8 @@ class Engine:
         now = self._clock()
         caller = admission.caller
         name = (caller.tenant, caller.request_id)
-        if self._tombstones.pop(name, 0) > now:
+        tombstone = self._tombstones.pop(name, None)
+        if tombstone is not None and tombstone.covers(caller.attempt, now):
             raise Cancelled("the request was aborted before it came", reason="ABORTED_EARLY")
         self._supersede(name, caller.attempt)
         self._serial += 1
@@ -138,9 +153,8 @@ class Engine:
                 now,
             )
         except DoesNotFit as error:
-            raise InvalidArgument(error.message, field=error.field) from error
+            raise InvalidArgument(error.message, field=FIELDS[error.field]) from error
         except QueueFull as error:
-            self._observer.rejected("queue_full")
             wait = self._drain_rate.seconds_for(1, now)
             raise ResourceExhausted(
                 error.message, reason="QUEUE_FULL", field=error.field, retry_after_s=wait
@@ -170,19 +184,31 @@ class Engine:
             live.verdict = verdict
             self._after(self._core.cancel(live.key, self._clock()))
 
-    def abort(self, tenant: str, request_id: str) -> bool:
-        """Whether the request was live. An unknown one is remembered, since its Generate may still come."""
+    def refused(self, refusal: Refusal) -> None:
+        """A request came that was never queued."""
+        self._observer.refused(refusal)
+
+    def abort(self, tenant: str, request_id: str, attempt: int | None = None) -> bool:
+        """Whether the request was live. An unknown one is remembered, since its Generate may still come.
+
+        attempt: which one is meant, with those before it; None: whichever is live.
+        """
         live = self._find(tenant, request_id)
-        if live is None:
-            self._tombstones[(tenant, request_id)] = self._clock() + TOMBSTONE_NS
+        current = 0 if live is None else live.admission.caller.attempt
+        if live is None or (attempt is not None and attempt > current):
+            self._bury((tenant, request_id), attempt)
+        if live is None or (attempt is not None and attempt < current):
             return False
         self.cancel(live, Cancelled("the request was aborted", reason="ABORTED_BY_CALLER"))
         return True
 
-    def stop(self, tenant: str, request_id: str, kept_tokens: int) -> bool:
-        """A stop string was found after `kept_tokens` output tokens. Whether the request was live."""
+    def stop(self, tenant: str, request_id: str, kept_tokens: int, attempt: int | None = None) -> bool:
+        """A stop string was found after `kept_tokens` output tokens. Whether the request was live.
+
+        attempt: whose tokens were counted; another one that is live by now goes on. None: whichever is live.
+        """
         live = self._find(tenant, request_id)
-        if live is None:
+        if live is None or attempt not in (None, live.admission.caller.attempt):
             return False
         if not 1 <= kept_tokens <= live.output_tokens:
             raise InvalidArgument(
@@ -223,8 +249,18 @@ class Engine:
 
     # -- lanes -----------------------------------------------------------------------------------------------------
 
+    def serves_other(self, numerics: str) -> bool:
+        """Whether executors serve here whose tokens are not those of `numerics`."""
+        return bool(self._lanes) and self.model is not None and self.model.numerics != numerics
+
     def attach(self, lane: LaneId, spec: LaneSpec, model: ServedModel) -> asyncio.Event:
-        """A lease was granted. The event is set whenever planning may have become possible."""
+        """A lease was granted. The event is set whenever planning may have become possible.
+
+        Requests that wait and were begun or checked for other numerics end: no executor here computes those any more.
+        """
+        for live in self.live_requests():
+            if live.numerics != model.numerics:
+                self.cancel(live, endings.other_numerics(live.output_tokens, live.numerics, model.numerics))
         self.model = model
         self._lost_since = None
         state = _Lane(asyncio.Event(), {})
@@ -239,7 +275,11 @@ class Engine:
         now = self._clock()
         if not self._lanes:
             self._lost_since = now
+        self._observer.lost()
         self._after(self._core.lose(lane, now))
+        for live in self.live_requests():
+            if live.losses >= self._config.losses_in_a_row:
+                self.cancel(live, endings.lost_too_often(live.losses))
 
     def plan(self, lane: LaneId) -> FilledStep | None:
         """The next step of a lane, or None while there is nothing to send."""
@@ -247,7 +287,7 @@ class Engine:
         plan = self._core.plan(lane, now)
         if plan is None:
             return None
-        self._lanes[lane].planned[plan.step_id] = plan
+        self._lanes[lane].planned[plan.step_id] = (plan, now)
         self._carry_out((*plan.preempted, *plan.admitted), now, plan.step_id)
         new: dict[int, LiveRequest] = {}
         slices = []
@@ -267,12 +307,15 @@ class Engine:
                     new=live.as_new_sequence() if planned.admitted else None,
                 )
             )
-        return FilledStep(Step(plan.step_id, tuple(slices)), new, sum(piece.count for piece in slices))
+        tokens = sum(piece.count for piece in slices)
+        self._observer.planned(tokens, len(slices))
+        return FilledStep(Step(plan.step_id, tuple(slices)), new, tokens)
 
     def apply(self, lane: LaneId, result: StepResult) -> None:
         """What a step gave: tokens go to their streams, endings too."""
         now = self._clock()
-        plan = self._lanes[lane].planned.pop(result.step_id)
+        plan, planned_ns = self._lanes[lane].planned.pop(result.step_id)
+        self._observer.applied(now - planned_ns)
         sampling = [planned for planned in plan.slices if planned.samples]
         drawn: dict[SequenceKey, Drawn] = {}
         outcomes = []
@@ -298,7 +341,7 @@ class Engine:
     def tick(self) -> None:
         """Called every TICK_S: what no other event brings up."""
         now = self._clock()
-        self._tombstones = {name: until for name, until in self._tombstones.items() if until > now}
+        self._tombstones = {name: stone for name, stone in self._tombstones.items() if stone.until_ns > now}
         for live in self.live_requests():
             if live.outbox.overdue(now):
                 self.cancel(live, endings.slow_reader())
@@ -342,10 +385,12 @@ class Engine:
                     live.trace.admitted(emission.cached_tokens, step_id, now)
                 case Tokens():
                     live.deliver((drawn or {})[emission.key].first(emission.count), now)
+                    live.losses = 0
                     live.trace.token(step_id, now)
                     self._observer.tokens(live)
                 case Preempted() | Displaced():
                     why = "preempted" if isinstance(emission, Preempted) else "executor_lost"
+                    live.losses += isinstance(emission, Displaced)
                     live.trace.queued(why, now)
                     self._observer.preempted(live, why)
                 case Finished():
@@ -359,14 +404,20 @@ class Engine:
         phase = live.trace.phase
         times = live.trace.finished(finished.usage.delivered, now)
         ending = endings.of(finished, live.verdict, times)
-        self._observer.ended(live, finished.usage, times, endings.outcome(ending, phase))
         live.end(ending)
         if not self._live:
             self._idle.set()
+        self._observer.ended(live, finished.usage, times, endings.outcome(ending, phase))
 
     def _find(self, tenant: str, request_id: str) -> LiveRequest | None:
         key = self._names.get((tenant, request_id))
         return None if key is None else self._live[key]
+
+    def _bury(self, name: RequestName, attempt: int | None) -> None:
+        self._tombstones.pop(name, None)
+        self._tombstones[name] = _Tombstone(self._clock() + TOMBSTONE_NS, attempt)
+        if len(self._tombstones) > TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
 
     def _supersede(self, name: RequestName, attempt: int) -> None:
         """A higher attempt of a live request takes its place."""

@@ -4,19 +4,16 @@ Pure: the caller passes what it knows of the model, the clock's leftovers and a 
 to a bad number, and nothing that this build does not serve is ignored.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from executor.step import SamplingParams
 from services import wire
 from services.callers import Caller
 from services.errors import DeadlineExceeded, InvalidArgument, Unimplemented
+from services.hops import keep_margin
 from services.scheduler.calls import Limits
 from tercet.v1 import common_pb2, scheduler_pb2
-
-HOP_MARGIN_NS: Final = 50_000_000
-HOP_MARGIN_SHARE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +76,18 @@ def _refuse_unserved(request: scheduler_pb2.SchedulerServiceGenerateRequest) -> 
             raise Unimplemented(f"{field} is not served by this build", field=field)
 
 
-def _prompt(prompt_ids: Iterable[int], model: ServedModel) -> tuple[int, ...]:
-    prompt = tuple(prompt_ids)
-    if not prompt:
+def _prompt(prompt_ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
+    if not prompt_ids:
         raise InvalidArgument("prompt_ids is empty; at least 1 token is needed", field="prompt_ids", limit=1)
-    if len(prompt) >= model.max_model_len:
+    if len(prompt_ids) >= model.max_model_len:
         raise InvalidArgument(
-            f"prompt_ids has {len(prompt)} tokens; the context holds {model.max_model_len}, prompt and output together",
+            f"prompt_ids has {len(prompt_ids)} tokens; the context holds {model.max_model_len}, "
+            "prompt and output together",
             reason="CONTEXT_LENGTH_EXCEEDED",
             field="prompt_ids",
             limit=model.max_model_len - 1,
         )
+    prompt = tuple(prompt_ids)
     for index, token_id in enumerate(prompt):
         if token_id >= model.vocab_size:
             raise InvalidArgument(
@@ -157,7 +155,7 @@ def _remaining(effective: Limits, elapsed_ns: int, deadline_left_ns: int | None)
     """What is left of the limits: time spent before counts, and so does the call's own deadline, less a margin that
     lets the answer still arrive."""
     if deadline_left_ns is not None:
-        deadline_left_ns -= max(HOP_MARGIN_NS, int(deadline_left_ns * HOP_MARGIN_SHARE))
+        deadline_left_ns = keep_margin(deadline_left_ns)
     first_token = None if effective.first_token_ns is None else effective.first_token_ns - elapsed_ns
     total = None if effective.total_ns is None else effective.total_ns - elapsed_ns
     total = _smaller(total, deadline_left_ns)

@@ -30,6 +30,7 @@ SILENCE_S: Final = 5.0  # heartbeats come every second
 HANG_FLOOR_NS: Final = 10_000_000_000
 HANG_FACTOR: Final = 20
 BACKOFF_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
+REFUSED_S: Final = 5.0  # until a refused executor is looked at again: it may have been started anew, as another one
 
 
 class LaneLost(Exception):
@@ -37,7 +38,11 @@ class LaneLost(Exception):
 
 
 class Refused(Exception):
-    """This executor can never serve here as it is: another model, another contract, or we were ousted."""
+    """This executor can't serve here as it is: another model, or another contract."""
+
+
+class Ousted(Exception):
+    """Another scheduler took this executor over, and keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Lease:
         self._cost = StepCost()
         self._sent: dict[int, int] = {}  # steps in flight -> their tokens
         self._taken = 0  # the last step whose result was taken
+        self._told = ""  # which reason was logged last
         self.state = LeaseState(target, "not connected yet")
 
     @property
@@ -77,22 +83,28 @@ class Lease:
         return f"{self.state.instance_id}:{self.state.epoch}"
 
     async def run(self) -> None:
-        """Until cancelled, or refused for good."""
+        """Until cancelled, or ousted."""
         failures = 0
         while True:
+            pause: float | None = None
             try:
                 await self._hold()
-            except Refused as error:
-                self._tell(f"refused: {error}", logging.ERROR)
+            except Ousted as error:
+                self._tell(f"ousted: {error}", "OUSTED", logging.ERROR)
                 return
-            except (LaneLost, OutOfStep, ServiceError, TimeoutError) as error:
-                self._tell(str(error) or type(error).__name__, logging.WARNING)
+            except Refused as error:
+                self._tell(f"refused: {error}", str(error), logging.ERROR)
+                pause = REFUSED_S
+            except ServiceError as error:
+                self._tell(error.message, error.reason, logging.WARNING)
+            except (LaneLost, OutOfStep) as error:
+                self._tell(str(error), str(error), logging.WARNING)
             except Exception as error:  # whatever it is, this executor's work must go on elsewhere, and so must we
                 log.exception("the lease ended with a defect", extra={"executor": self.state.target})
-                self._tell(type(error).__name__, logging.ERROR)
+                self._tell(type(error).__name__, type(error).__name__, logging.ERROR)
             failures = 0 if self.state.epoch else failures + 1
             self.state = replace(self.state, epoch=0)
-            await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+            await asyncio.sleep(pause or BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _hold(self) -> None:
         """One lease, from claim to loss. Raises what ended it."""
@@ -107,7 +119,9 @@ class Lease:
                 call.cancel()
         except grpc.aio.AioRpcError as error:
             failure = from_rpc_error(error)
-            if failure.reason in ("LEASE_LOST", "MODEL_MISMATCH", "SCHEMA_MISMATCH"):
+            if failure.reason == "LEASE_LOST":
+                raise Ousted(failure.message) from error
+            if failure.reason in ("MODEL_MISMATCH", "SCHEMA_MISMATCH"):
                 raise Refused(failure.message) from error
             raise failure from error
 
@@ -116,11 +130,8 @@ class Lease:
             raise Refused(
                 f"the executor speaks schema revision {description.schema_revision}, this scheduler {SCHEMA_REVISION}"
             )
-        model = self._engine.model
-        if model is not None and model.numerics != description.numerics:
-            raise Refused(
-                f"the executor computes with numerics {description.numerics}, the others here with {model.numerics}"
-            )
+        if self._engine.serves_other(description.numerics):
+            raise Refused(f"the executor computes with numerics {description.numerics}, those that serve with others")
 
     async def _claim(self, call: Any, description: executor_pb2.ExecutorServiceDescribeResponse) -> None:
         claim = executor_pb2.Claim(
@@ -138,6 +149,7 @@ class Lease:
         )
 
     async def _serve(self, call: Any, description: executor_pb2.ExecutorServiceDescribeResponse) -> None:
+        self._check(description)  # again: meanwhile another executor may have come to serve
         lane = self.lane
         spec = LaneSpec(
             block_size=description.block_size,
@@ -155,14 +167,16 @@ class Lease:
         self._sent.clear()
         self._taken = 0
         wake = self._engine.attach(lane, spec, model)
+        self._told = ""
         log.info("lease granted", extra={"executor": self.state.target, "epoch": self.state.epoch})
         self._changed()
         sender = asyncio.create_task(self._send(call, lane, wake))
         receiver = asyncio.create_task(self._receive(call, lane))
         try:
-            done, _ = await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+            await receiver
         finally:
             sender.cancel()
             receiver.cancel()
@@ -170,10 +184,14 @@ class Lease:
             self._engine.lose(lane)
 
     async def _send(self, call: Any, lane: str, wake: asyncio.Event) -> None:
+        """Returns when nothing can be sent any more: why not is for the receiver to find out."""
         while True:
             wake.clear()
             while (filled := self._engine.plan(lane)) is not None:
-                await call.write(executor_pb2.ExecutorServiceRunRequest(step=self._message(filled)))
+                try:
+                    await call.write(executor_pb2.ExecutorServiceRunRequest(step=self._message(filled)))
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    return
             await wake.wait()
 
     def _message(self, filled: FilledStep) -> executor_pb2.Step:
@@ -237,8 +255,10 @@ class Lease:
             raise LaneLost("the executor ended the step stream")
         return message  # type: ignore[no-any-return]
 
-    def _tell(self, reason: str, level: int) -> None:
-        if reason != self.state.reason:
+    def _tell(self, reason: str, kind: str, level: int) -> None:
+        """kind: reasons of one kind in a row are logged once."""
+        if kind != self._told:
             log.log(level, "executor not available", extra={"executor": self.state.target, "reason": reason})
+        self._told = kind
         self.state = replace(self.state, reason=reason)
         self._changed()

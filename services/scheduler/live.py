@@ -27,6 +27,7 @@ class LiveRequest:
     trace: RequestTrace
     span: Span  # the call's own
     ids: list[int]  # prompt, then output
+    losses: int = 0  # of its executor, since the last token
     verdict: ServiceError | None = None  # why the engine cancels it, if it does
     readable: asyncio.Event = field(default_factory=asyncio.Event)
 

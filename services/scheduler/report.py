@@ -3,23 +3,38 @@
 Owns what each number means; counts each request once. Must not decide anything.
 """
 
+from typing import Final
+
 import psutil
 
 from services import names, trace_context
+from services.errors import AlreadyExists, InvalidArgument, ResourceExhausted, Unimplemented
 from services.logs import RequestLine, Surroundings, request_line, slow_request_line
 from services.metrics import SchedulerMetrics, observe
+from services.scheduler import endings
 from services.scheduler.calls import Load, Totals, Usage
 from services.scheduler.live import LiveRequest
+from services.scheduler.observer import Refusal
 from services.scheduler.request_trace import Times
 
 # The first word of an outcome, or the whole, -> the metrics' closed set.
 METRIC_OUTCOMES = {
+    "rejected": "rejected",
     "deadline": "deadline_exceeded",
     "cancelled": "cancelled",
     "error.slow_reader": "slow_reader",
     "error.executor_lost": "unavailable",
     "error.draining": "unavailable",
     "error.superseded": "cancelled",
+    "error.model_changed": "unavailable",
+    "error.no_executor": "unavailable",
+}
+# Kinds of refusal that count as rejected, and why.
+REJECTED: Final = {
+    InvalidArgument: "invalid",
+    Unimplemented: "unsupported",
+    AlreadyExists: "duplicate",
+    ResourceExhausted: "queue_full",
 }
 DISCARDED_BY = {
     "stop": "stopped",
@@ -63,10 +78,37 @@ class SchedulerReport:
             }
         )
 
-    def rejected(self, reason: str) -> None:
+    def refused(self, refusal: Refusal) -> None:
+        error = refusal.error
+        why = REJECTED.get(type(error))
+        if why is not None and error.field == "queued_tokens":
+            why = "tokens_full"
+        outcome = endings.failure(error, names.SPAN_QUEUE) if why is None else f"rejected.{why}"
         self._metrics.received.inc()
-        self._metrics.requests["rejected"].inc()
-        self._metrics.rejections[reason].inc()
+        self._metrics.requests[metric_outcome(outcome)].inc()
+        if why is not None:
+            self._metrics.rejections[why].inc()
+        refusal.span.set_attributes(
+            {
+                names.REQUEST_ID: refusal.request_id,
+                names.TENANT: refusal.tenant,
+                names.OUTCOME: outcome,
+                names.PROMPT_TOKENS: refusal.prompt_tokens,
+            }
+        )
+        request_line(
+            RequestLine(
+                request_id=refusal.request_id,
+                trace_id=trace_context.trace_id(refusal.span),
+                outcome=outcome,
+                reason=error.reason,
+                prompt_tokens=refusal.prompt_tokens,
+                output_tokens=0,
+                total_s=refusal.total_ns / 1e9,
+                model=self.model_name,
+                tenant=refusal.tenant,
+            )
+        )
 
     def tokens(self, live: LiveRequest) -> None:
         if live.trace.inter_token_ns is not None:
@@ -74,6 +116,16 @@ class SchedulerReport:
 
     def preempted(self, live: LiveRequest, why: str) -> None:
         self._metrics.preemptions["executor_lost" if why == "executor_lost" else "blocks"].inc()
+
+    def planned(self, tokens: int, sequences: int) -> None:
+        observe(self._metrics.step_tokens, tokens)
+        observe(self._metrics.step_sequences, sequences)
+
+    def applied(self, elapsed_ns: int) -> None:
+        observe(self._metrics.step_round_trip, elapsed_ns / 1e9)
+
+    def lost(self) -> None:
+        self._metrics.executors_lost.inc()
 
     def ended(self, live: LiveRequest, usage: Usage, times: Times, outcome: str) -> None:
         self._count(live, usage, times, outcome)

@@ -5,13 +5,15 @@ request when it is closed for whatever reason.
 """
 
 import secrets
+import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from services import wire
-from services.callers import read_caller
+from services.callers import Caller, read_caller
 from services.errors import Cancelled as CancelledByCaller
 from services.errors import InvalidArgument, ServiceError, Unimplemented
+from services.health import Readiness
 from services.rpc_server import call_context
 from services.scheduler.calls import Limits, Phase, SequenceView, TimeLimit
 from services.scheduler.endings import Completed
@@ -19,6 +21,7 @@ from services.scheduler.engine import Engine
 from services.scheduler.intake import LimitPolicy, read_generate
 from services.scheduler.lease import SCHEMA_REVISION, Lease
 from services.scheduler.live import LiveRequest
+from services.scheduler.observer import Refusal
 from services.scheduler.outbox import Drawn
 from services.scheduler.policy import POLICIES
 from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -47,28 +50,25 @@ Context = Any  # grpc.aio.ServicerContext is generic in ways that the generated 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(
-        self, engine: Engine, leases: tuple[Lease, ...], policy: LimitPolicy, drain_s: float, config_hash: str
+        self,
+        engine: Engine,
+        leases: tuple[Lease, ...],
+        policy: LimitPolicy,
+        drain_s: float,
+        config_hash: str,
+        readiness: Readiness,
     ) -> None:
         self._engine = engine
         self._leases = leases
         self._policy = policy
         self._drain_s = drain_s
         self._config_hash = config_hash
+        self._readiness = readiness
 
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: Context
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-        call = call_context(context)
-        model = self._engine.served_model()
-        admission = read_generate(
-            request,
-            caller=read_caller(request.context, call.metadata, call.request_id),
-            model=model,
-            policy=self._policy,
-            deadline_left_ns=_deadline_left_ns(context),
-            draw_seed=lambda: secrets.randbits(64),
-        )
-        live = self._engine.submit(admission, call.span, call.context)
+        live = self._admit(request, context)
         try:
             yield scheduler_pb2.SchedulerServiceGenerateResponse(accepted=_accepted(live))
             while isinstance(event := await live.next_event(), Drawn):
@@ -79,6 +79,28 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             self._engine.cancel(live, CancelledByCaller("the caller is gone"))
 
+    def _admit(self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: Context) -> LiveRequest:
+        """Queues the request, or tells and raises why not."""
+        call = call_context(context)
+        caller = Caller("", call.request_id, 1, 0)
+        try:
+            caller = read_caller(request.context, call.metadata, call.request_id)
+            admission = read_generate(
+                request,
+                caller=caller,
+                model=self._engine.served_model(),
+                policy=self._policy,
+                deadline_left_ns=_deadline_left_ns(context),
+                draw_seed=lambda: secrets.randbits(64),
+            )
+            return self._engine.submit(admission, call.span, call.context)
+        except ServiceError as error:
+            elapsed_ns = time.monotonic_ns() - call.started_ns
+            self._engine.refused(
+                Refusal(error, call.span, caller.request_id, caller.tenant, len(request.prompt_ids), elapsed_ns)
+            )
+            raise
+
     async def Stop(
         self, request: scheduler_pb2.SchedulerServiceStopRequest, context: Context
     ) -> scheduler_pb2.SchedulerServiceStopResponse:
@@ -86,16 +108,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise InvalidArgument("reason must be STOP_REASON_STOP_STRING", field="reason")
         if request.index:
             raise InvalidArgument("index is beyond the answers of this request", field="index", limit=0)
-        tenant, request_id = _named(request.context, context)
+        tenant, request_id, attempt = _named(request.context, context)
         return scheduler_pb2.SchedulerServiceStopResponse(
-            was_live=self._engine.stop(tenant, request_id, request.kept_tokens)
+            was_live=self._engine.stop(tenant, request_id, request.kept_tokens, attempt)
         )
 
     async def Abort(
         self, request: scheduler_pb2.SchedulerServiceAbortRequest, context: Context
     ) -> scheduler_pb2.SchedulerServiceAbortResponse:
-        tenant, request_id = _named(request.context, context)
-        return scheduler_pb2.SchedulerServiceAbortResponse(was_live=self._engine.abort(tenant, request_id))
+        return scheduler_pb2.SchedulerServiceAbortResponse(
+            was_live=self._engine.abort(*_named(request.context, context))
+        )
 
     async def GetLoad(
         self, request: scheduler_pb2.SchedulerServiceGetLoadRequest, context: Context
@@ -140,9 +163,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if not 1 <= size <= LIST_MAX:
             raise InvalidArgument(f"page_size is {size}; it must be 1 to {LIST_MAX}", field="page_size", limit=LIST_MAX)
         views = self._engine.views()
-        first = 0
-        if request.page_token:
-            first = next((at for at, (live, _) in enumerate(views) if live.key == request.page_token), len(views))
+        start = _serial(request.page_token) if request.page_token else 0
+        first = next((at for at, (live, _) in enumerate(views) if _serial(live.key) >= start), len(views))
         page, after = views[first : first + size], views[first + size : first + size + 1]
         return scheduler_pb2.SchedulerServiceListRequestsResponse(
             requests=[self._snapshot(live, view) for live, view in page],
@@ -167,6 +189,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Drain(
         self, request: scheduler_pb2.SchedulerServiceDrainRequest, context: Context
     ) -> scheduler_pb2.SchedulerServiceDrainResponse:
+        self._readiness.close("draining")
         limit_s = request.limit_ns / 1e9 if request.HasField("limit_ns") else self._drain_s
         return scheduler_pb2.SchedulerServiceDrainResponse(cancelled_requests=await self._engine.drain(limit_s))
 
@@ -176,7 +199,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         answer = scheduler_pb2.SchedulerServiceDescribeResponse(
             schema_revision=SCHEMA_REVISION, policies=tuple(POLICIES), config_hash=self._config_hash
         )
-        known = [lease.state.description for lease in self._leases if lease.state.description is not None]
+        serving = [lease for lease in self._leases if not lease.state.reason]
+        known = [lease.state.description for lease in serving or self._leases if lease.state.description is not None]
         if known:
             answer.model.CopyFrom(known[0].model)
             answer.numerics = known[0].numerics
@@ -185,18 +209,26 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return answer
 
 
+def _serial(key: str) -> int:
+    """The number that a key or page token ends with: it grows, so a page begins rightly also where its first has left."""
+    number = key.rpartition("#")[2]
+    if not number.isascii() or not number.isdecimal():
+        raise InvalidArgument("page_token is none that this scheduler gave", field="page_token")
+    return int(number)
+
+
 def _deadline_left_ns(context: Context) -> int | None:
     left: float | None = context.time_remaining()
     return None if left is None else int(left * 1e9)
 
 
-def _named(message: common_pb2.RequestContext, context: Context) -> tuple[str, str]:
-    """Whose request a Stop or Abort means."""
+def _named(message: common_pb2.RequestContext, context: Context) -> tuple[str, str, int | None]:
+    """Which request a Stop or Abort means: tenant, id, and the attempt if it is named."""
     call = call_context(context)
     caller = read_caller(message, call.metadata, "")
     if not caller.request_id:
         raise InvalidArgument("context.request_id is missing", field="context.request_id")
-    return caller.tenant, caller.request_id
+    return caller.tenant, caller.request_id, caller.attempt if message.HasField("attempt") else None
 
 
 def _limits_to_proto(limits: Limits) -> common_pb2.TimeLimits:

@@ -57,7 +57,7 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
             chain,
             EdgeIdentity(name, template is not None, process.config_hash),
             tracer,
-            EdgeReport(TokenizerMetrics.make(process.metrics.registry, name), name),
+            EdgeReport(TokenizerMetrics.make(process.metrics.registry, name), name, config.slow_request_s),
         )
         servicer = TokenizerServicer(edge, model, prompts)
         watching = asyncio.create_task(chain.watch())

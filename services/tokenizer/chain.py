@@ -1,7 +1,7 @@
 """Is the chain behind this edge complete, and does it serve the model that this edge tokenizes for?
 
-Owns one fact, asked anew every second. Must not know requests. Invariant: `require` passes only while the scheduler was
-ready when last asked and its model's tokenizer has the hash of ours.
+Owns one fact, asked anew every second. Must not know requests. Invariant: `require` passes only while the scheduler
+answered when last asked, and its model's tokenizer has the hash of ours.
 """
 
 import asyncio
@@ -21,11 +21,12 @@ log = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0
 ANSWER_S: Final = 3.0
+NOT_READY: Final = "SCHEDULER_NOT_READY"
 
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """What was seen last. problem is None while a request can be served."""
+    """What was seen last. problem is None while a request can be served. model: the scheduler's, once it had one."""
 
     problem: ServiceError | None
     model: common_pb2.ModelDescription | None = None
@@ -41,16 +42,23 @@ class Chain:
         self.state = ChainState(Unavailable("the scheduler was not asked yet", reason="STARTING"))
 
     def require(self) -> ChainState:
-        """The state, or the error that says what is missing."""
-        if self.state.problem is not None:
-            problem = self.state.problem
+        """The state, or the error that says what is missing.
+
+        A scheduler that has lost its executor for now decides by itself what it still takes: only it knows the grace.
+        """
+        problem = self.state.problem
+        if problem is not None and not (problem.reason == NOT_READY and self.state.model is not None):
             raise type(problem)(problem.message, reason=problem.reason, metadata=problem.metadata)
         return self.state
 
     async def watch(self) -> None:
         """Until cancelled."""
         while True:
-            self._note(await self.look())
+            try:
+                self._note(await self.look())
+            except Exception:  # a defect; asking again is all that can help
+                log.exception("the scheduler could not be asked")
+                self._note(ChainState(Unavailable("the scheduler could not be asked", reason="NO_SCHEDULER")))
             await asyncio.sleep(POLL_S)
 
     async def look(self) -> ChainState:
@@ -60,7 +68,7 @@ class Chain:
         except grpc.aio.AioRpcError as error:
             failure = from_rpc_error(error)
             return ChainState(Unavailable(f"the scheduler can't be reached: {failure.message}", reason="NO_SCHEDULER"))
-        return ChainState(problem, answer.model, answer.numerics)
+        return ChainState(problem, answer.model if answer.HasField("model") else None, answer.numerics)
 
     def _mismatch(self, answer: scheduler_pb2.SchedulerServiceDescribeResponse) -> ServiceError | None:
         if answer.schema_revision != common_pb2.SCHEMA_REVISION_ONE:
@@ -84,7 +92,7 @@ class Chain:
             return None
         reason = dict(await call.trailing_metadata()).get(REASON_KEY, b"no reason given")
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else reason
-        return Unavailable(f"the scheduler is not ready: {text}", reason="SCHEDULER_NOT_READY")
+        return Unavailable(f"the scheduler is not ready: {text}", reason=NOT_READY)
 
     def _note(self, state: ChainState) -> None:
         before, self.state = self.state, state

@@ -6,8 +6,9 @@ All its state is local to one generator, so closing the generator ends everythin
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +20,7 @@ from services import names, trace_context
 from services.callers import Caller, read_caller
 from services.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from services.gateway.engine import EngineCall
+from services.hops import keep_margin
 from services.rpc_errors import from_rpc_error
 from services.tokenizer.answer import Answer, AnswerRules
 from services.tokenizer.chain import Chain, ChainState
@@ -30,8 +32,13 @@ from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, tokenizer_p
 
 Request = tokenizer_pb2.TokenizerServiceGenerateRequest
 Response = tokenizer_pb2.TokenizerServiceGenerateResponse
+SchedulerRequest = scheduler_pb2.SchedulerServiceGenerateRequest
+SchedulerResponse = scheduler_pb2.SchedulerServiceGenerateResponse
 
 STOP_CALL_S: Final = 5.0
+CUT_S: Final = 1.0  # for telling the callers
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,8 @@ class TextEdge:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._cut = False
+        self._streams: set[grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]] = set()
 
     def drain(self) -> None:
         """Refuses new requests from now on."""
@@ -78,13 +87,27 @@ class TextEdge:
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
 
-    async def generate(self, request: Request, call: EngineCall) -> AsyncGenerator[Response, None]:
-        """Accepted, then deltas, then Finished. Raises ServiceError; see `TextEngine.generate`."""
+    async def cut(self) -> None:
+        """Ends what is left, as UNAVAILABLE."""
+        self._draining = self._cut = True
+        for stream in tuple(self._streams):
+            stream.cancel()
+        await self.drained(CUT_S)
+
+    async def generate(
+        self, request: Request, call: EngineCall, metadata: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[Response, None]:
+        """Accepted, then deltas, then Finished. Raises ServiceError; see `TextEngine.generate`.
+
+        metadata: of the gRPC call, where the message came over one; it says who asks, and not `call`.
+        """
         self._live += 1
         self._idle.clear()
         try:
             with self._report.request(request, call) as told:
-                async with aclosing(self._answer(request, call, told)) as events:
+                caller = read_caller(request.context, call.metadata if metadata is None else metadata, call.request_id)
+                told.identify(caller)
+                async with aclosing(self._answer(request, call, caller, told)) as events:
                     async for event in events:
                         yield event
         finally:
@@ -92,12 +115,13 @@ class TextEdge:
             if not self._live:
                 self._idle.set()
 
-    async def _answer(self, request: Request, call: EngineCall, told: Told) -> AsyncGenerator[Response, None]:
+    async def _answer(
+        self, request: Request, call: EngineCall, caller: Caller, told: Told
+    ) -> AsyncGenerator[Response, None]:
         if self._draining:
             raise Unavailable("the tokenizer is draining and takes no new requests", reason="DRAINING")
         self._refuse(request)
         chain = self._chain.require()
-        caller = read_caller(request.context, _as_metadata(call), call.request_id)
         try:
             answer = Answer(self._model, self._rules(request, chain))
         except InvalidText as error:
@@ -105,33 +129,41 @@ class TextEdge:
         began = time.monotonic_ns()
         prompt_ids = await self._prompts.encode(request, call.context)
         told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
+        if self._cut:
+            raise _drained()
         stream = self._scheduler.Generate(
             self._message(request, caller, prompt_ids, call),
-            timeout=max(0.0, call.timeout_s - (time.monotonic_ns() - call.started_ns) / 1e9),
+            timeout=_left_s(call),
             metadata=trace_context.inject(told.span),
         )
+        self._streams.add(stream)
         span: Span | None = None
         try:
             async for event in stream:
                 match event.WhichOneof("event"):
                     case "accepted":
+                        _check_same(event.accepted, chain)
                         yield Response(accepted=self._accepted(event.accepted, request, prompt_ids))
                     case "delta":
                         span = span or self._tracer.start_span(names.SPAN_DETOKENIZE, context=call.context)
                         was_stopped = answer.stop_string is not None
-                        for delta in answer.push(event.delta.token_ids, event.delta.logprobs):
-                            told.delta(len(delta.token_ids))
+                        for delta in told.decoding(answer.push, event.delta.token_ids, event.delta.logprobs):
                             yield Response(delta=delta)
                         if answer.stop_string is not None and not was_stopped:
-                            await self._stop(caller, answer.kept_tokens)
+                            await self._stop(caller, answer.kept_tokens, told)
                     case "finished":
-                        for delta in answer.finish():
-                            told.delta(len(delta.token_ids))
+                        for delta in told.decoding(answer.finish):
                             yield Response(delta=delta)
                         yield Response(finished=told.finished(_finished(event.finished, answer)))
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._cut and (task is None or not task.cancelling()):
+                raise _drained() from None
+            raise
         finally:
+            self._streams.discard(stream)
             stream.cancel()
             if span is not None:
                 span.set_attribute(names.TEXT_CHARACTERS, answer.characters)
@@ -211,7 +243,7 @@ class TextEdge:
             model=self._identity.model_name,
         )
 
-    async def _stop(self, caller: Caller, kept_tokens: int) -> None:
+    async def _stop(self, caller: Caller, kept_tokens: int, told: Told) -> None:
         """Tells the scheduler. If that fails the answer's text is complete all the same, so only the end is late."""
         try:
             await self._scheduler.Stop(
@@ -221,14 +253,29 @@ class TextEdge:
                     reason=scheduler_pb2.STOP_REASON_STOP_STRING,
                 ),
                 timeout=STOP_CALL_S,
+                metadata=trace_context.inject(told.span),
             )
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            log.warning(
+                "the scheduler did not take a stop",
+                extra={"request_id": caller.request_id, "reason": from_rpc_error(error).message},
+            )
 
 
-def _as_metadata(call: EngineCall) -> dict[str, str]:
-    given = {names.MD_TENANT: call.tenant, names.MD_PRIORITY: None if call.priority is None else str(call.priority)}
-    return {key: value for key, value in given.items() if value is not None}
+def _left_s(call: EngineCall) -> float:
+    """Seconds for the scheduler's call: what the caller's leaves, less this hop's margin."""
+    left_ns = int(call.timeout_s * 1e9) - (time.monotonic_ns() - call.started_ns)
+    return max(0.0, keep_margin(left_ns) / 1e9)
+
+
+def _check_same(accepted: scheduler_pb2.SchedulerAccepted, chain: ChainState) -> None:
+    """The prompt was encoded for the model that the chain had when last asked."""
+    if accepted.numerics != chain.numerics:
+        raise Unavailable("the model behind this tokenizer has just changed", reason="MODEL_CHANGED")
+
+
+def _drained() -> Unavailable:
+    return Unavailable("the tokenizer was drained", reason="DRAINING")
 
 
 def _context(caller: Caller) -> common_pb2.RequestContext:

@@ -53,6 +53,7 @@ class Prompts:
                     rendered, ids = await self.encode_chat(request.chat)
                     span.set_attribute(names.TEXT_CHARACTERS, len(rendered.text))
                 case "token_ids":
+                    self._check_size("token_ids", request.token_ids.ByteSize())
                     ids = list(request.token_ids.ids)
                 case _:
                     raise InvalidArgument("one of text, chat and token_ids must be given", field="prompt")
@@ -86,6 +87,16 @@ class Prompts:
             return rendered, self._model.encode_segments(rendered.segments, add_special=True)
 
         return await self._off_loop(size, work)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str:
+        """The text of ids, as `TextModel.decode`. Raises InvalidArgument naming the field and the limit."""
+        self._check_size("token_ids", len(token_ids))
+        try:
+            return await self._off_loop(
+                len(token_ids), lambda: self._model.decode(token_ids, skip_special=skip_special)
+            )
+        except InvalidArgument as error:
+            raise InvalidArgument(error.message, field=error.field, limit=self._model.vocab_size - 1) from error
 
     def _check_size(self, field: str, size: int) -> None:
         if size > self._limits.max_bytes:

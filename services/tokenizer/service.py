@@ -4,12 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
-from services.callers import read_caller
-from services.errors import InvalidArgument, Unimplemented
+from services.errors import Unimplemented
 from services.gateway.engine import EngineCall
 from services.rpc_server import call_context
 from services.tokenizer.edge import TextEdge
-from services.tokenizer.invalid import InvalidText
 from services.tokenizer.prompts import Prompts
 from services.tokenizer.text import TextModel
 from tercet.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -29,17 +27,16 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request: tokenizer_pb2.TokenizerServiceGenerateRequest, context: Context
     ) -> AsyncIterator[tokenizer_pb2.TokenizerServiceGenerateResponse]:
         call = call_context(context)
-        caller = read_caller(request.context, call.metadata, call.request_id)
         left: float | None = context.time_remaining()
         engine_call = EngineCall(
-            request_id=caller.request_id,
-            tenant=caller.tenant,
-            priority=caller.priority,
+            request_id=call.request_id,
+            tenant=None,
+            priority=None,
             context=call.context,
             timeout_s=NO_DEADLINE_S if left is None else left,
             started_ns=call.started_ns,
         )
-        async with aclosing(self._edge.generate(request, engine_call)) as events:
+        async with aclosing(self._edge.generate(request, engine_call, call.metadata)) as events:
             async for event in events:
                 yield event
 
@@ -53,10 +50,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def Detokenize(
         self, request: tokenizer_pb2.TokenizerServiceDetokenizeRequest, context: Context
     ) -> tokenizer_pb2.TokenizerServiceDetokenizeResponse:
-        try:
-            text = self._model.decode(request.token_ids, skip_special=not request.keep_special_tokens)
-        except InvalidText as error:
-            raise InvalidArgument(str(error), field=error.field, limit=self._model.vocab_size - 1) from error
+        text = await self._prompts.decode(request.token_ids, skip_special=not request.keep_special_tokens)
         return tokenizer_pb2.TokenizerServiceDetokenizeResponse(text=text)
 
     async def RenderChat(

@@ -265,6 +265,13 @@ def test_score_equals_the_logprobs_of_serving(runner: Runner) -> None:
         runner.score(ids, 1)
 
 
+def test_the_number_of_threads_changes_no_bit(runner: Runner) -> None:
+    ids = prompt(130)
+    alone = runner.score(ids, 1)
+    torch.set_num_threads(2)
+    assert runner.score(ids, 1) == alone
+
+
 def test_score_refuses_an_impossible_first(runner: Runner) -> None:
     with pytest.raises(ValueError, match="first must be from 1 to 3, got 0"):
         runner.score([1, 2, 3], 0)

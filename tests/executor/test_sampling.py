@@ -100,6 +100,13 @@ def test_stops_are_banned_before_min_tokens() -> None:
     assert one(logits, sampling, [7, 3, 3], prompt_len=1) == 1
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_extreme_penalties_overflow_to_no_infinity(temperature: float) -> None:
+    sampling = SamplingParams(repetition_penalty=1e-38, frequency_penalty=-1e38, temperature=temperature)
+    assert adjust(row(20, 30, 0), sequence(sampling, [0, 2, 2, 2, 2, 2], 1)).isfinite().all()
+    assert one(row(20, 30, -1), sampling, [0, 1], 2) in ((0,) if temperature == 0 else (0, 1))  # equals at the end
+
+
 def test_steps_are_applied_in_the_order_of_the_fields() -> None:
     sampling = replace(GREEDY, logit_bias=((0, -3.0),), repetition_penalty=2.0, presence_penalty=1.0)
     adjusted = adjust(row(1, 0), sequence(sampling, [1, 0], prompt_len=1))
