@@ -106,7 +106,7 @@ class ExecutorConfig(Settings):
     lease_ttl_s: float = setting(
         5.0, "silence after which another scheduler may claim", unit="s", minimum=0.1, maximum=600
     )
-    heartbeat_s: float = setting(1.0, "time between heartbeats", unit="s", minimum=0.01, maximum=60)
+    heartbeat_s: float = setting(1.0, "time between heartbeats", unit="s", minimum=0.01, maximum=2)
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
 
     def validate(self) -> None:

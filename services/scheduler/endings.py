@@ -3,6 +3,7 @@ trace, log and metrics share. Pure.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from executor.step import RowError, RowErrorCode
 from services.errors import (
@@ -15,10 +16,11 @@ from services.errors import (
     ServiceError,
     Unavailable,
 )
-from services.scheduler.calls import Finished, Reason, Usage
+from services.scheduler.calls import Finished, QueueFull, Reason, SubmitError, Usage
 from services.scheduler.request_trace import Times
 
 Verdict = ServiceError
+FIELDS: Final = {"prompt_len": "prompt_ids", "max_tokens": "sampling.max_tokens"}  # the core's names -> the contract's
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,13 @@ def of(finished: Finished, verdict: Verdict | None, times: Times) -> Ending:
     if finished.reason is Reason.CANCELLED:
         return Cancelled("the request was cancelled")
     return Internal("the request failed on the executor", reason="EXECUTOR_ERROR")
+
+
+def of_submit_error(error: SubmitError, retry_after_s: float) -> ServiceError:
+    """What the core refused, in the contract's names. retry_after_s: where a full queue is the cause."""
+    if isinstance(error, QueueFull):
+        return ResourceExhausted(error.message, reason="QUEUE_FULL", field=error.field, retry_after_s=retry_after_s)
+    return InvalidArgument(error.message, field=FIELDS.get(error.field, error.field))
 
 
 def slow_reader() -> ServiceError:

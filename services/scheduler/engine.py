@@ -16,12 +16,11 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, Tracer
 
 from executor.step import Slice, SliceResult, Step, StepResult
-from services.errors import Aborted, AlreadyExists, Cancelled, InvalidArgument, ResourceExhausted, Unavailable
+from services.errors import Aborted, AlreadyExists, Cancelled, InvalidArgument, Unavailable
 from services.scheduler import endings
 from services.scheduler.calls import (
     Admitted,
     Displaced,
-    DoesNotFit,
     Emission,
     Finished,
     LaneId,
@@ -29,12 +28,12 @@ from services.scheduler.calls import (
     Load,
     Plan,
     Preempted,
-    QueueFull,
     SequenceKey,
     SequenceOutcome,
     SequenceView,
     StepOutcome,
     Submission,
+    SubmitError,
     Tokens,
 )
 from services.scheduler.core import SchedulerCore
@@ -44,13 +43,9 @@ from services.scheduler.live import LiveRequest
 from services.scheduler.observer import Observer, Refusal
 from services.scheduler.outbox import Drawn, Outbox
 from services.scheduler.request_trace import RequestTrace
+from services.scheduler.tombstones import RequestName, Tombstones
 
 TICK_S: Final = 0.5
-TOMBSTONE_NS: Final = 30_000_000_000
-TOMBSTONES: Final = 10_000  # beyond it the oldest is forgotten
-FIELDS: Final = {"prompt_len": "prompt_ids", "max_tokens": "sampling.max_tokens"}  # the core's -> the contract's
-
-RequestName = tuple[str, str]  # tenant, request id
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +73,6 @@ class _Lane:
     planned: dict[int, tuple[Plan, int]]  # steps in flight, and when they were planned
 
 
-@dataclass(frozen=True, slots=True)
-class _Tombstone:
-    """An abort that came before its request. attempt: of the request; None: whichever."""
-
-    until_ns: int
-    attempt: int | None
-
-    def covers(self, attempt: int, now: int) -> bool:
-        return self.until_ns > now and (self.attempt is None or attempt <= self.attempt)
-
-
 class Engine:
     def __init__(
         self,
@@ -105,7 +89,7 @@ class Engine:
         self._clock = clock
         self._live: dict[SequenceKey, LiveRequest] = {}
         self._names: dict[RequestName, SequenceKey] = {}
-        self._tombstones: dict[RequestName, _Tombstone] = {}  # oldest first
+        self._tombstones = Tombstones()
         self._lanes: dict[LaneId, _Lane] = {}
         self._drain_rate = DrainRate()
         self._serial = 0
@@ -134,8 +118,7 @@ class Engine:
         now = self._clock()
         caller = admission.caller
         name = (caller.tenant, caller.request_id)
-        tombstone = self._tombstones.pop(name, None)
-        if tombstone is not None and tombstone.covers(caller.attempt, now):
+        if self._tombstones.take(name, caller.attempt, now):
             raise Cancelled("the request was aborted before it came", reason="ABORTED_EARLY")
         self._supersede(name, caller.attempt)
         self._serial += 1
@@ -152,13 +135,8 @@ class Engine:
                 ),
                 now,
             )
-        except DoesNotFit as error:
-            raise InvalidArgument(error.message, field=FIELDS[error.field]) from error
-        except QueueFull as error:
-            wait = self._drain_rate.seconds_for(1, now)
-            raise ResourceExhausted(
-                error.message, reason="QUEUE_FULL", field=error.field, retry_after_s=wait
-            ) from error
+        except SubmitError as error:
+            raise endings.of_submit_error(error, self._drain_rate.seconds_for(1, now)) from error
         live = LiveRequest(
             key=key,
             admission=admission,
@@ -196,7 +174,7 @@ class Engine:
         live = self._find(tenant, request_id)
         current = 0 if live is None else live.admission.caller.attempt
         if live is None or (attempt is not None and attempt > current):
-            self._bury((tenant, request_id), attempt)
+            self._tombstones.put((tenant, request_id), attempt, self._clock())
         if live is None or (attempt is not None and attempt < current):
             return False
         self.cancel(live, Cancelled("the request was aborted", reason="ABORTED_BY_CALLER"))
@@ -341,7 +319,7 @@ class Engine:
     def tick(self) -> None:
         """Called every TICK_S: what no other event brings up."""
         now = self._clock()
-        self._tombstones = {name: stone for name, stone in self._tombstones.items() if stone.until_ns > now}
+        self._tombstones.forget(now)
         for live in self.live_requests():
             if live.outbox.overdue(now):
                 self.cancel(live, endings.slow_reader())
@@ -412,12 +390,6 @@ class Engine:
     def _find(self, tenant: str, request_id: str) -> LiveRequest | None:
         key = self._names.get((tenant, request_id))
         return None if key is None else self._live[key]
-
-    def _bury(self, name: RequestName, attempt: int | None) -> None:
-        self._tombstones.pop(name, None)
-        self._tombstones[name] = _Tombstone(self._clock() + TOMBSTONE_NS, attempt)
-        if len(self._tombstones) > TOMBSTONES:
-            del self._tombstones[next(iter(self._tombstones))]
 
     def _supersede(self, name: RequestName, attempt: int) -> None:
         """A higher attempt of a live request takes its place."""

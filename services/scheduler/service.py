@@ -210,7 +210,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def _serial(key: str) -> int:
-    """The number that a key or page token ends with: it grows, so a page begins rightly also where its first has left."""
+    """The number that a key or page token ends with. It grows, so a page begins rightly where its first has left."""
     number = key.rpartition("#")[2]
     if not number.isascii() or not number.isdecimal():
         raise InvalidArgument("page_token is none that this scheduler gave", field="page_token")

@@ -13,6 +13,7 @@ import pytest
 from fake_stack import until
 from processes import Processes, Running, processes
 
+import tercet
 from services.executor.fake_tokens import expected_hash_tokens
 from services.health import check
 from services.rpc import make_channel
@@ -152,8 +153,6 @@ async def test_the_drain_limit_ends_streams_as_unavailable_and_the_process_with_
 
 @pytest.mark.model
 async def test_a_second_sigterm_ends_a_draining_tokenizer_at_once(default_model_path: Path) -> None:
-    import tercet
-
     async with processes() as started:
         model = ("--model", str(default_model_path))
         behind = await started.start("executor", *model, "--fake", "hash", "--fake-delay-s", "0.05")
@@ -161,15 +160,14 @@ async def test_a_second_sigterm_ends_a_draining_tokenizer_at_once(default_model_
         edge = await started.start("tokenizer", *model, "--scheduler", front.target)
         await edge.ready()
         async with tercet.AsyncClient(edge.target) as client:
+            task = asyncio.create_task(read(client, 1000))
+            await asyncio.sleep(0.5)
+            edge.process.send_signal(signal.SIGTERM)
+            await not_ready(edge, "draining")
+            assert not task.done()
+            edge.process.send_signal(signal.SIGTERM)
             with pytest.raises(tercet.UnavailableError):
-                async with client.generate("hello", temperature=0, max_tokens=1000) as stream:
-                    seen = 0
-                    async for _ in stream:
-                        seen += 1
-                        if seen == 5:
-                            edge.process.send_signal(signal.SIGTERM)
-                            await not_ready(edge, "draining")
-                            edge.process.send_signal(signal.SIGTERM)
+                await task
         async with asyncio.timeout(10):
             assert await edge.process.wait() == 0
 
@@ -221,3 +219,73 @@ async def test_the_supervisor_still_restarts_children_after_the_stack_was_ready(
         os.kill(before, signal.SIGKILL)
         await until(lambda: stack.supervisor.pid("executor") not in (None, before), "a new executor", limit_s=20)
         await stack.ready(60)
+
+
+@pytest.mark.model
+async def test_a_scheduler_killed_in_mid_stream_ends_it_as_unavailable_and_a_lost_executor_only_delays(
+    default_model_path: Path,
+) -> None:
+    async with processes() as started:
+        model = ("--model", str(default_model_path))
+        flags = (*model, "--fake", "hash", "--fake-delay-s", "0.02")
+        behind = await started.start("executor", *flags)
+        front = await scheduler(started, behind.target)
+        edge = await started.start("tokenizer", *model, "--scheduler", front.target)
+        await edge.ready()
+        async with tercet.AsyncClient(edge.target, retry=tercet.RetryPolicy(attempts=1)) as client:
+            behind.process.kill()
+            await not_ready(edge, "not ready")
+            late = asyncio.create_task(read(client, 5))  # it waits, since the executor may come back within the grace
+            await asyncio.sleep(0.3)
+            assert not late.done()
+            await started.start("executor", *flags)
+            assert await late
+            await edge.ready()
+            cut = asyncio.create_task(read(client, 1000))
+            await asyncio.sleep(0.5)
+            front.process.kill()
+            async with asyncio.timeout(10):
+                with pytest.raises(tercet.UnavailableError):
+                    await cut
+
+
+async def read(client: tercet.AsyncClient, tokens: int) -> str:
+    async with client.generate("hello", temperature=0, max_tokens=tokens) as stream:
+        return "".join([delta.text async for delta in stream])
+
+
+UP = """
+import asyncio, sys
+from services.commands import up
+from services.stack import StackOptions
+flags = ("--fake", "hash", "--fake-delay-s", "0.05")
+sys.exit(asyncio.run(up._run(StackOptions(sys.argv[1], listen=sys.argv[2], executor=flags, log_level="error"))))
+"""
+
+
+@pytest.mark.model
+async def test_tercet_up_drains_at_the_first_signal_and_ends_at_the_second(default_model_path: Path) -> None:
+    async with processes() as started:
+        target = f"unix:{started.directory}/door.sock"
+        up = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", UP, str(default_model_path), target, stdout=asyncio.subprocess.PIPE
+        )
+        assert up.stdout is not None
+        try:
+            async with asyncio.timeout(60), tercet.AsyncClient(target) as client:
+                assert b"ready" in await up.stdout.readline()
+                task = asyncio.create_task(read(client, 1000))
+                await asyncio.sleep(0.5)
+                up.send_signal(signal.SIGINT)
+                while b"draining" not in await up.stdout.readline():
+                    pass
+                await asyncio.sleep(0.5)
+                assert not task.done()
+                up.send_signal(signal.SIGINT)
+                with pytest.raises(tercet.UnavailableError):
+                    await task
+                assert await up.wait() == 0
+        finally:
+            if up.returncode is None:
+                up.kill()
+                await up.wait()
