@@ -39,7 +39,7 @@ from services.scheduler.calls import (
 from services.scheduler.core import SchedulerCore
 from services.scheduler.cost import DrainRate
 from services.scheduler.intake import Admission, ServedModel
-from services.scheduler.live import LiveRequest
+from services.scheduler.live import FilledStep, LiveRequest
 from services.scheduler.observer import Observer, Refusal
 from services.scheduler.outbox import Drawn, Outbox
 from services.scheduler.request_trace import RequestTrace
@@ -54,15 +54,6 @@ class EngineConfig:
     slow_reader_ns: int = 30_000_000_000
     executor_grace_ns: int = 60_000_000_000
     losses_in_a_row: int = 5  # a request that loses its executor so often without a token between is given up
-
-
-@dataclass(frozen=True, slots=True)
-class FilledStep:
-    """A step to send, and for each of its new sequences the live request that it belongs to."""
-
-    step: Step
-    new: dict[int, LiveRequest]  # by slot
-    tokens: int
 
 
 @dataclass(slots=True)

@@ -18,8 +18,9 @@ from services.errors import FailedPrecondition, ServiceError
 from services.rpc_errors import from_rpc_error
 from services.scheduler.calls import LaneSpec, OutOfStep
 from services.scheduler.cost import StepCost
-from services.scheduler.engine import Engine, FilledStep
+from services.scheduler.engine import Engine
 from services.scheduler.intake import ServedModel
+from services.scheduler.live import FilledStep
 from tercet.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span
 
-from executor.step import NewSequence
+from executor.step import NewSequence, Step
 from services.errors import ServiceError
 from services.scheduler.calls import SequenceKey
 from services.scheduler.endings import Ending
@@ -57,3 +57,12 @@ class LiveRequest:
             self.readable.clear()
             await self.readable.wait()
         return event
+
+
+@dataclass(frozen=True, slots=True)
+class FilledStep:
+    """A step to send, and for each of its new sequences the live request that it belongs to."""
+
+    step: Step
+    new: dict[int, LiveRequest]  # by slot
+    tokens: int
