@@ -176,7 +176,7 @@ class SchedulerMetrics:
             preemptions=make.counter_by(
                 "preemptions", "Running requests put back, by why", "reason", PREEMPTION_REASONS
             ),
-            queue_time=make.histogram("request_queue_time_seconds", "Arrival to first admission", LATENCY_EDGES),
+            queue_time=make.histogram("request_queue_time_seconds", "All waits in the queue", LATENCY_EDGES),
             time_to_first_token=make.histogram("time_to_first_token_seconds", "Arrival to first token", LATENCY_EDGES),
             inter_token=make.histogram("inter_token_latency_seconds", "Between two tokens of a stream", SHORT_EDGES),
             e2e=make.histogram("e2e_request_latency_seconds", "Arrival to end", LATENCY_EDGES),

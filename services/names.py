@@ -24,14 +24,11 @@ SPAN_DETOKENIZE: Final = "detokenize"
 SPAN_EXECUTOR_STEP: Final = "executor.step"
 
 # Span events
-EVENT_ENQUEUED: Final = "enqueued"
-EVENT_ADMITTED: Final = "admitted"
 EVENT_PREEMPTED: Final = "preempted"
 EVENT_RESUMED: Final = "resumed"
 EVENT_STALLED: Final = "stalled"
 EVENT_STOPPED: Final = "stopped"
 EVENT_EXECUTOR_LOST: Final = "executor_lost"
-EVENT_FIRST_TOKEN: Final = "first_token"
 
 # RPC conventions. On the conventions' main branch the status is becoming `rpc.status_code`: change it here.
 RPC_SYSTEM_NAME: Final = "rpc.system.name"

@@ -18,7 +18,8 @@ from services.supervisor import ChildRefused, ChildSpec, Supervisor
 
 POLL_S: Final = 0.1
 PROBE_S: Final = 2.0
-CLOSE_S: Final = 35.0
+DRAIN_S: Final = 30.0  # of a child, where TERCET_DRAIN_S says nothing else
+CLOSE_MARGIN_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Stack:
     def __init__(self, options: StackOptions, environ: Mapping[str, str]) -> None:
         runtime = environ.get("XDG_RUNTIME_DIR", "")  # may be left over from a session that has ended
         self._directory = Path(tempfile.mkdtemp(prefix="tercet-", dir=runtime if os.path.isdir(runtime) else None))
+        self._drain_s = float(environ.get("TERCET_DRAIN_S") or DRAIN_S)
         self.target = options.listen or self._socket("tokenizer")
         scheduler, executor = self._socket("scheduler"), self._socket("executor")
         common = []
@@ -86,7 +88,7 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self._supervisor.close(CLOSE_S)
+            await self._supervisor.close(self._drain_s + CLOSE_MARGIN_S)
         finally:
             shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -56,6 +56,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each stream; default 128")
     parser.add_argument("--rounds", type=int, default=3, help="of each kind, in turn; default 3")
     chosen = parser.parse_args(argv)
+    for name in ("streams", "tokens", "rounds"):
+        if getattr(chosen, name) < 1:
+            parser.error(f"--{name} must be at least 1")
     try:
         resolve(chosen.model, cache_directory(os.environ))
         report = asyncio.run(_measure(chosen.model, chosen.backend, chosen.streams, chosen.tokens, chosen.rounds))

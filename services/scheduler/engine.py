@@ -111,7 +111,7 @@ class Engine:
         name = (caller.tenant, caller.request_id)
         if self._tombstones.take(name, caller.attempt, now):
             raise Cancelled("the request was aborted before it came", reason="ABORTED_EARLY")
-        self._supersede(name, caller.attempt)
+        older = self._superseded(name, caller.attempt)
         self._serial += 1
         key = f"{caller.tenant}/{caller.request_id}#{self._serial}"
         try:
@@ -128,6 +128,8 @@ class Engine:
             )
         except SubmitError as error:
             raise endings.of_submit_error(error, self._drain_rate.seconds_for(1, now)) from error
+        if older is not None:
+            self.cancel(older, Aborted(f"superseded by attempt {caller.attempt}", reason="SUPERSEDED"))
         live = LiveRequest(
             key=key,
             admission=admission,
@@ -382,15 +384,12 @@ class Engine:
         key = self._names.get((tenant, request_id))
         return None if key is None else self._live[key]
 
-    def _supersede(self, name: RequestName, attempt: int) -> None:
-        """A higher attempt of a live request takes its place."""
+    def _superseded(self, name: RequestName, attempt: int) -> LiveRequest | None:
+        """The live request whose place this attempt takes. Raises AlreadyExists where it isn't a higher one."""
         live = self._find(*name)
-        if live is None:
-            return
-        current = live.admission.caller.attempt
-        if attempt <= current:
-            raise AlreadyExists(
-                f"request {name[1]} is live with attempt {current}; a retry needs a higher attempt",
-                field="context.request_id",
-            )
-        self.cancel(live, Aborted(f"superseded by attempt {attempt}", reason="SUPERSEDED"))
+        if live is None or attempt > live.admission.caller.attempt:
+            return live
+        raise AlreadyExists(
+            f"request {name[1]} is live with attempt {live.admission.caller.attempt}; a retry needs a higher attempt",
+            field="context.request_id",
+        )

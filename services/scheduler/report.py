@@ -187,6 +187,7 @@ class SchedulerReport:
                     names.GEN_AI_LATENCY_TTFT: times.first_token_ns / 1e9,
                     names.GEN_AI_LATENCY_PREFILL: times.prefill_ns / 1e9,
                     names.GEN_AI_LATENCY_DECODE: times.decode_ns / 1e9,
+                    names.GEN_AI_LATENCY_INFERENCE: (times.prefill_ns + times.decode_ns) / 1e9,
                 }
             )
 

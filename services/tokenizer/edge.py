@@ -154,7 +154,11 @@ class TextEdge:
                     case "finished":
                         for delta in told.decoding(answer.finish):
                             yield Response(delta=delta)
-                        yield Response(finished=told.finished(_finished(event.finished, answer)))
+                        yield Response(
+                            finished=told.finished(
+                                _finished(event.finished, answer), by_stop_string=answer.stop_string is not None
+                            )
+                        )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         except asyncio.CancelledError:
@@ -190,6 +194,8 @@ class TextEdge:
         )
 
     async def why_not_ready(self) -> str | None:
+        if self._draining:
+            return "draining"
         problem = self._chain.state.problem
         return None if problem is None else problem.message
 

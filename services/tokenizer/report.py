@@ -147,13 +147,13 @@ class Told:
                 self._first_token_ns = self._elapsed()
             yield delta
 
-    def finished(self, finished: tokenizer_pb2.Finished) -> tokenizer_pb2.Finished:
+    def finished(self, finished: tokenizer_pb2.Finished, *, by_stop_string: bool) -> tokenizer_pb2.Finished:
         """The same message with this edge's own times; the request has ended well."""
         finished.times.tokenize_ns = self._tokenize_ns
         finished.times.first_token_ns = self._first_token_ns or 0
         finished.times.total_ns = self._elapsed()
         self._output_tokens = finished.usage.delivered_tokens
-        if finished.HasField("stop_match"):
+        if by_stop_string:
             self._metrics.stop_strings.inc()
         reason = FINISHED.get(finished.reason, "failed")
         self.span.set_attributes(

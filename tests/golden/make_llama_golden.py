@@ -2,7 +2,7 @@
 
 Run by hand, in an environment of its own (transformers cannot live beside a package called `kernels`):
     python -m venv golden-env && golden-env/bin/pip install torch==2.13.0 'transformers==4.57.6' accelerate gguf
-    golden-env/bin/python tests/golden/make_llama_golden.py SmolLM2-135M-Instruct.Q4_1.gguf tests/golden/llama_smollm2.json
+    golden-env/bin/python tests/golden/make_llama_golden.py MODEL.gguf tests/golden/llama_smollm2.json
 It reads the same GGUF file through transformers' own loader, which dequantizes to float32 and undoes the row
 permutation by itself. For each position it keeps the gap between the two largest logits: where another implementation
 first differs, that gap says whether rounding explains it.
@@ -19,7 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 OUTPUT_TOKENS = 32
 
-CHAT = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+CHAT = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
 
 TEXTS = [
     CHAT.format("What is the capital of France?"),
