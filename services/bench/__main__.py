@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _measure(model: str, backend: str, streams: int, tokens: int, rounds: int) -> Report:
-    options = StackOptions(model, log_level="warning", executor=("--backend", backend))
+    options = StackOptions(model, log_level="error", executor=("--backend", backend))
     measured: list[Round] = []
     async with Stack(options, os.environ) as stack:
         await stack.ready(READY_S)

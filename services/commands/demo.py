@@ -49,7 +49,7 @@ async def _demo(model: str, prompt: str) -> None:
             TelemetryConfig(otlp_endpoint=sink.endpoint), service=ROOTS[0], instance="demo", version=VERSION
         )
         try:
-            options = StackOptions(model, otlp_endpoint=sink.endpoint, log_level="warning")
+            options = StackOptions(model, otlp_endpoint=sink.endpoint, log_level="error")
             began = time.monotonic()
             print("starting tokenizer, scheduler and executor", flush=True)
             async with Stack(options, os.environ) as stack:
@@ -80,5 +80,5 @@ def _of_request(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 def _show(spans: Sequence[SpanRecord], request_id: str | None) -> None:
     print(f"the trace of request {request_id}, {len(spans)} spans:\n")
-    for line in waterfall(spans, shutil.get_terminal_size((120, 24)).columns):
+    for line in waterfall(spans, shutil.get_terminal_size((150, 24)).columns):
         print(line)

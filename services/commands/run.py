@@ -64,7 +64,7 @@ async def _ask(target: str, question: Question) -> None:
 
 
 async def _with_own_chain(model: str, backend: str, question: Question) -> None:
-    options = StackOptions(model, log_level="warning", executor=("--backend", backend))
+    options = StackOptions(model, log_level="error", executor=("--backend", backend))
     async with Stack(options, os.environ) as stack:
         await stack.ready(READY_S)
         await _ask(stack.target, question)
