@@ -129,6 +129,8 @@ class Slots:
 
     def _check_new(self, index: int, new: NewSequence) -> None:
         vocab_size, sampling = self._capacity.vocab_size, new.sampling
+        if new.cached_token_ids:
+            raise StepError(f"slot {index}: cached_token_ids are not served by this build")
         if new.prompt_len < 1:
             raise StepError(f"slot {index}: prompt_len must be at least 1, got {new.prompt_len}")
         named = [("stop_token_ids", token) for token in sampling.stop_token_ids]

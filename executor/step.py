@@ -40,6 +40,8 @@ class NewSequence:
 
     sampling: SamplingParams
     prompt_len: int  # tokens; ids from here on count as output for penalties and min_tokens
+    # Ids of positions [0, start) of the first slice, whose keys and values its first blocks hold already.
+    cached_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,6 +238,7 @@ def _new_sequence_to_proto(new: NewSequence, label: RequestLabel) -> executor_pb
     return executor_pb2.NewSequence(
         sampling=sampling_to_proto(new.sampling),
         prompt_len=new.prompt_len,
+        cached_token_ids=new.cached_token_ids,
         choice=new.sampling.choice,
         traceparent=label.traceparent,
         request_id=label.request_id,
@@ -257,6 +258,7 @@ def _new_sequence_from_proto(message: executor_pb2.NewSequence, field: str) -> N
             field=f"{field}.sampling",
         ),
         prompt_len=message.prompt_len,
+        cached_token_ids=tuple(message.cached_token_ids),
     )
 
 

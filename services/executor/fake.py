@@ -235,6 +235,7 @@ class FakeRunner:
 
     def _check_new(self, where: str, new: NewSequence) -> None:
         vocab_size = self._capacity.vocab_size
+        _require(not new.cached_token_ids, f"{where}: cached_token_ids are not served by this build")
         _require(new.prompt_len >= 1, f"{where}: prompt_len is {new.prompt_len}")
         named = [*new.sampling.stop_token_ids, *(token_id for token_id, _ in new.sampling.logit_bias)]
         for token_id in named:

@@ -193,6 +193,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         limit_s = request.limit_ns / 1e9 if request.HasField("limit_ns") else self._drain_s
         return scheduler_pb2.SchedulerServiceDrainResponse(cancelled_requests=await self._engine.drain(limit_s))
 
+    async def PinPrefix(
+        self, request: scheduler_pb2.SchedulerServicePinPrefixRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServicePinPrefixResponse:
+        raise Unimplemented("PinPrefix is not served by this build", field="PinPrefix")
+
+    async def SetPolicy(
+        self, request: scheduler_pb2.SchedulerServiceSetPolicyRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceSetPolicyResponse:
+        raise Unimplemented("SetPolicy is not served by this build", field="SetPolicy")
+
     async def Describe(
         self, request: scheduler_pb2.SchedulerServiceDescribeRequest, context: Context
     ) -> scheduler_pb2.SchedulerServiceDescribeResponse:

@@ -247,3 +247,24 @@ async def test_invalid_utf8_never_reaches_the_edge(default_model_path: Path) -> 
                 async for _ in call:
                     pass
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_ten_megabytes_are_refused_and_nobody_else_waits(default_model_path: Path) -> None:
+    async with text_chain(default_model_path, max_prompt_bytes=8 << 20) as chain:
+        async with tercet.AsyncClient(chain.target) as client:
+            with pytest.raises(tercet.InvalidArgumentError, match=r"text has 10000000 bytes; the limit is 8388608"):
+                async for _ in client.generate("x" * 10_000_000):
+                    pass
+            assert await client.tokenize("hello")
+
+
+async def test_a_client_that_leaves_in_prefill_ends_the_work(default_model_path: Path) -> None:
+    async with text_chain(default_model_path) as chain:
+        chain.runner.faults = replace(chain.runner.faults, delay_s=0.05)
+        async with tercet.AsyncClient(chain.target) as client:
+            stream = client.generate([5] * 400, temperature=0)
+            await until(lambda: any(view.computed for _, view in chain.scheduler.engine.views()), "a chunk")
+            stream.cancel()
+        await until(lambda: not chain.scheduler.engine.live_requests(), "the request's end")
+        assert len(chain.runner.steps) < 400 // 64
+        await chain.scheduler.drained()

@@ -353,6 +353,7 @@ class NewSequence(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CACHED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     prompt_len: _builtins.int
     """Tokens of the prompt; ids from here on count as output."""
     choice: _builtins.int
@@ -365,6 +366,12 @@ class NewSequence(_message.Message):
     def sampling(self) -> _common_pb2.SamplingParams:
         """How to draw. Every field that the executor reads is set; stop_token_ids holds the model's own end ids too."""
 
+    @_builtins.property
+    def cached_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of positions [0, start) of the first slice, whose keys and values its first blocks already hold. Not computed
+        again; penalties count them. Empty: the sequence starts at 0.
+        """
+
     def __init__(
         self,
         *,
@@ -373,10 +380,11 @@ class NewSequence(_message.Message):
         choice: _builtins.int = ...,
         traceparent: _builtins.str | None = ...,
         request_id: _builtins.str = ...,
+        cached_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent", "choice", b"choice", "prompt_len", b"prompt_len", "request_id", b"request_id", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent", "cached_token_ids", b"cached_token_ids", "choice", b"choice", "prompt_len", b"prompt_len", "request_id", b"request_id", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__traceparent: _TypeAlias = _typing.Literal["traceparent"]  # noqa: Y015
     _WhichOneofArgType__traceparent: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent"]  # noqa: Y015
@@ -522,6 +530,7 @@ class SliceResult(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The slice's."""
     @_builtins.property
@@ -536,6 +545,10 @@ class SliceResult(_message.Message):
     def error(self) -> Global___SliceError:
         """This sequence failed; the others stand."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """Of the prompt's tokens computed in this slice, where asked for; the first token of a prompt has none."""
+
     def __init__(
         self,
         *,
@@ -543,10 +556,11 @@ class SliceResult(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         error: Global___SliceError | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "logprobs", b"logprobs", "slot", b"slot", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "slot", b"slot", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _DegradeRung:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DegradeRungEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DegradeRung.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DEGRADE_RUNG_UNSPECIFIED: _DegradeRung.ValueType  # 0
+    """Never sent."""
+    DEGRADE_RUNG_PREFILL_SHARE: _DegradeRung.ValueType  # 1
+    """Prefill gets a smaller share of each step."""
+    DEGRADE_RUNG_SINGLE_ANSWER: _DegradeRung.ValueType  # 2
+    """One answer only."""
+    DEGRADE_RUNG_MAX_TOKENS: _DegradeRung.ValueType  # 3
+    """max_tokens is capped."""
+    DEGRADE_RUNG_ADMISSION: _DegradeRung.ValueType  # 4
+    """Low classes are refused."""
+
+class DegradeRung(_DegradeRung, metaclass=_DegradeRungEnumTypeWrapper):
+    """What a scheduler under sustained pressure takes away, in this order."""
+
+DEGRADE_RUNG_UNSPECIFIED: DegradeRung.ValueType  # 0
+"""Never sent."""
+DEGRADE_RUNG_PREFILL_SHARE: DegradeRung.ValueType  # 1
+"""Prefill gets a smaller share of each step."""
+DEGRADE_RUNG_SINGLE_ANSWER: DegradeRung.ValueType  # 2
+"""One answer only."""
+DEGRADE_RUNG_MAX_TOKENS: DegradeRung.ValueType  # 3
+"""max_tokens is capped."""
+DEGRADE_RUNG_ADMISSION: DegradeRung.ValueType  # 4
+"""Low classes are refused."""
+Global___DegradeRung: _TypeAlias = DegradeRung  # noqa: Y015
+
 class _StopReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -144,6 +176,7 @@ class SchedulerServiceGenerateResponse(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___SchedulerAccepted:
         """First, once the request is queued."""
@@ -156,22 +189,51 @@ class SchedulerServiceGenerateResponse(_message.Message):
     def finished(self) -> Global___SchedulerFinished:
         """Last, once per answer."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """Before the first delta, where asked for."""
+
     def __init__(
         self,
         *,
         accepted: Global___SchedulerAccepted | None = ...,
         delta: Global___TokenDelta | None = ...,
         finished: Global___SchedulerFinished | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___SchedulerServiceGenerateResponse: _TypeAlias = SchedulerServiceGenerateResponse  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Logprobs of the prompt's tokens from the second on, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """One per token."""
+
+    def __init__(
+        self,
+        *,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class SchedulerAccepted(_message.Message):
@@ -185,6 +247,7 @@ class SchedulerAccepted(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
     queue_position: _builtins.int
     """Sequences ahead of it."""
     seed: _builtins.int
@@ -199,6 +262,10 @@ class SchedulerAccepted(_message.Message):
     def limits(self) -> _common_pb2.TimeLimits:
         """The limits in use."""
 
+    @_builtins.property
+    def degraded(self) -> _containers.RepeatedScalarFieldContainer[Global___DegradeRung.ValueType]:
+        """What this request goes without because the scheduler is under pressure, mildest first."""
+
     def __init__(
         self,
         *,
@@ -208,10 +275,11 @@ class SchedulerAccepted(_message.Message):
         max_tokens: _builtins.int = ...,
         request_id: _builtins.str = ...,
         numerics: _builtins.str = ...,
+        degraded: _abc.Iterable[Global___DegradeRung.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "max_tokens", b"max_tokens", "numerics", b"numerics", "queue_position", b"queue_position", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "limits", b"limits", "max_tokens", b"max_tokens", "numerics", b"numerics", "queue_position", b"queue_position", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,6 +804,11 @@ class RequestSnapshot(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    WAITED_NS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Its id."""
     tenant: _builtins.str
@@ -756,6 +829,16 @@ class RequestSnapshot(_message.Message):
     """Blocks held."""
     preemptions: _builtins.int
     """Times that it lost them."""
+    waits_for: _builtins.str
+    """For a waiting one: why, in a few words ("queue", "blocks", "slots", "executor", "quota")."""
+    waited_ns: _builtins.int
+    """For a waiting one: nanoseconds since it began to wait this time."""
+    position: _builtins.int
+    """For a waiting one: sequences ahead of it under the present policy."""
+    priority: _builtins.int
+    """As given."""
+    executor: _builtins.str
+    """Executor that it runs on. Empty: it waits."""
     def __init__(
         self,
         *,
@@ -769,10 +852,15 @@ class RequestSnapshot(_message.Message):
         computed_tokens: _builtins.int = ...,
         blocks: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        waits_for: _builtins.str = ...,
+        waited_ns: _builtins.int = ...,
+        position: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        executor: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "blocks", b"blocks", "computed_tokens", b"computed_tokens", "index", b"index", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "blocks", b"blocks", "computed_tokens", b"computed_tokens", "executor", b"executor", "index", b"index", "output_tokens", b"output_tokens", "position", b"position", "preemptions", b"preemptions", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "tenant", b"tenant", "waited_ns", b"waited_ns", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -823,6 +911,116 @@ class SchedulerServiceDrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SchedulerServiceDrainResponse: _TypeAlias = SchedulerServiceDrainResponse  # noqa: Y015
+
+@_typing.final
+class SchedulerServicePinPrefixRequest(_message.Message):
+    """Keeps cached blocks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    TTL_NS_FIELD_NUMBER: _builtins.int
+    ttl_ns: _builtins.int
+    """Nanoseconds from now. 0 ends the lease; at most the server's maximum."""
+    @_builtins.property
+    def context(self) -> _common_pb2.RequestContext:
+        """Whose cache and quota."""
+
+    @_builtins.property
+    def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prefix. Whole blocks of it are pinned."""
+
+    @_builtins.property
+    def cache(self) -> _common_pb2.CacheControl:
+        """The salt under which it was computed."""
+
+    def __init__(
+        self,
+        *,
+        context: _common_pb2.RequestContext | None = ...,
+        prompt_ids: _abc.Iterable[_builtins.int] | None = ...,
+        cache: _common_pb2.CacheControl | None = ...,
+        ttl_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "context", b"context", "prompt_ids", b"prompt_ids", "ttl_ns", b"ttl_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServicePinPrefixRequest: _TypeAlias = SchedulerServicePinPrefixRequest  # noqa: Y015
+
+@_typing.final
+class SchedulerServicePinPrefixResponse(_message.Message):
+    """Kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PINNED_TOKENS_FIELD_NUMBER: _builtins.int
+    TTL_NS_FIELD_NUMBER: _builtins.int
+    pinned_tokens: _builtins.int
+    """Tokens that are pinned now."""
+    ttl_ns: _builtins.int
+    """Nanoseconds that the lease holds."""
+    def __init__(
+        self,
+        *,
+        pinned_tokens: _builtins.int = ...,
+        ttl_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pinned_tokens", b"pinned_tokens", "ttl_ns", b"ttl_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServicePinPrefixResponse: _TypeAlias = SchedulerServicePinPrefixResponse  # noqa: Y015
+
+@_typing.final
+class SchedulerServiceSetPolicyRequest(_message.Message):
+    """Chooses a policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """One of Describe.policies."""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServiceSetPolicyRequest: _TypeAlias = SchedulerServiceSetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class SchedulerServiceSetPolicyResponse(_message.Message):
+    """Chosen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    previous: _builtins.str
+    """The one in use before."""
+    def __init__(
+        self,
+        *,
+        previous: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["previous", b"previous"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServiceSetPolicyResponse: _TypeAlias = SchedulerServiceSetPolicyResponse  # noqa: Y015
 
 @_typing.final
 class SchedulerServiceDescribeRequest(_message.Message):

@@ -74,6 +74,16 @@ class SchedulerServiceStub(object):
                 request_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceDrainRequest.SerializeToString,
                 response_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceDrainResponse.FromString,
                 _registered_method=True)
+        self.PinPrefix = channel.unary_unary(
+                '/tercet.v1.SchedulerService/PinPrefix',
+                request_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixRequest.SerializeToString,
+                response_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixResponse.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/tercet.v1.SchedulerService/SetPolicy',
+                request_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyRequest.SerializeToString,
+                response_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyResponse.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/tercet.v1.SchedulerService/Describe',
                 request_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceDescribeRequest.SerializeToString,
@@ -138,6 +148,20 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PinPrefix(self, request, context):
+        """Keeps a prompt's cached blocks for a while. Finds only what is cached already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Chooses the policy by which waiting requests are ordered. Running ones stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """The model served, and what is served of this contract.
         """
@@ -182,6 +206,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceDrainRequest.FromString,
                     response_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceDrainResponse.SerializeToString,
+            ),
+            'PinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinPrefix,
+                    request_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixRequest.FromString,
+                    response_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyRequest.FromString,
+                    response_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -383,6 +417,60 @@ class SchedulerService(object):
             '/tercet.v1.SchedulerService/Drain',
             tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceDrainRequest.SerializeToString,
             tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceDrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tercet.v1.SchedulerService/PinPrefix',
+            tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixRequest.SerializeToString,
+            tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tercet.v1.SchedulerService/SetPolicy',
+            tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyRequest.SerializeToString,
+            tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,10 @@ class SchedulerServiceStub:
     """Live requests."""
     Drain: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceDrainRequest, _scheduler_pb2.SchedulerServiceDrainResponse]
     """Refuses new work from now on, and returns once the old work is done or the limit has passed."""
+    PinPrefix: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServicePinPrefixRequest, _scheduler_pb2.SchedulerServicePinPrefixResponse]
+    """Keeps a prompt's cached blocks for a while. Finds only what is cached already."""
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceSetPolicyRequest, _scheduler_pb2.SchedulerServiceSetPolicyResponse]
+    """Chooses the policy by which waiting requests are ordered. Running ones stay."""
     Describe: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceDescribeRequest, _scheduler_pb2.SchedulerServiceDescribeResponse]
     """The model served, and what is served of this contract."""
 
@@ -79,6 +83,10 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Live requests."""
     Drain: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceDrainRequest, _scheduler_pb2.SchedulerServiceDrainResponse]  # type: ignore[assignment]
     """Refuses new work from now on, and returns once the old work is done or the limit has passed."""
+    PinPrefix: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServicePinPrefixRequest, _scheduler_pb2.SchedulerServicePinPrefixResponse]  # type: ignore[assignment]
+    """Keeps a prompt's cached blocks for a while. Finds only what is cached already."""
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceSetPolicyRequest, _scheduler_pb2.SchedulerServiceSetPolicyResponse]  # type: ignore[assignment]
+    """Chooses the policy by which waiting requests are ordered. Running ones stay."""
     Describe: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceDescribeRequest, _scheduler_pb2.SchedulerServiceDescribeResponse]  # type: ignore[assignment]
     """The model served, and what is served of this contract."""
 
@@ -145,6 +153,22 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.SchedulerServiceDrainResponse, _abc.Awaitable[_scheduler_pb2.SchedulerServiceDrainResponse]]:
         """Refuses new work from now on, and returns once the old work is done or the limit has passed."""
+
+    @_abc_1.abstractmethod
+    def PinPrefix(
+        self,
+        request: _scheduler_pb2.SchedulerServicePinPrefixRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.SchedulerServicePinPrefixResponse, _abc.Awaitable[_scheduler_pb2.SchedulerServicePinPrefixResponse]]:
+        """Keeps a prompt's cached blocks for a while. Finds only what is cached already."""
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _scheduler_pb2.SchedulerServiceSetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.SchedulerServiceSetPolicyResponse, _abc.Awaitable[_scheduler_pb2.SchedulerServiceSetPolicyResponse]]:
+        """Chooses the policy by which waiting requests are ordered. Running ones stay."""
 
     @_abc_1.abstractmethod
     def Describe(

@@ -250,6 +250,7 @@ class TokenizerServiceGenerateResponse(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted:
         """First, once the request is queued."""
@@ -262,22 +263,51 @@ class TokenizerServiceGenerateResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """Last, once per answer."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___TextPromptLogprobs:
+        """Before the first delta, where asked for."""
+
     def __init__(
         self,
         *,
         accepted: Global___Accepted | None = ...,
         delta: Global___TextDelta | None = ...,
         finished: Global___Finished | None = ...,
+        prompt_logprobs: Global___TextPromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___TokenizerServiceGenerateResponse: _TypeAlias = TokenizerServiceGenerateResponse  # noqa: Y015
+
+@_typing.final
+class TextPromptLogprobs(_message.Message):
+    """Logprobs of the prompt's tokens from the second on, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextLogprobs]:
+        """One per token."""
+
+    def __init__(
+        self,
+        *,
+        logprobs: _abc.Iterable[Global___TextLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextPromptLogprobs: _TypeAlias = TextPromptLogprobs  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):
