@@ -4,7 +4,8 @@ Owns: the check of a step against this state, and its advance. Must not know: te
 Invariant: a step is checked whole before any of it changes a slot; a step that raises has changed nothing.
 
 Of a slot with `computed` positions in the cache:
-    tokens[0 : computed)    inputs whose keys and values are in the pages
+    tokens[0 : computed)    inputs whose keys and values are in the pages; the first of them may have been written for
+                            another sequence with the same start
     drawn                   the token at position `computed`, if the last slice sampled; not yet an input
 """
 
@@ -57,6 +58,7 @@ class Slots:
             raise StepError(f"step {step.step_id} has no slices")
         seen: set[int] = set()
         written: dict[int, int] = {}
+        cached: dict[int, int] = {}
         for part in step.slices:
             if part.slot in seen:
                 raise StepError(f"slot {part.slot} occurs twice in step {step.step_id}")
@@ -67,13 +69,17 @@ class Slots:
                 if block in written:
                     raise StepError(f"slots {written[block]} and {part.slot} both write to block {block}")
                 written[block] = part.slot
+            if part.new is not None:
+                cached.update(dict.fromkeys(table[: part.start // size], part.slot))
+        for block in cached.keys() & written.keys():
+            raise StepError(f"slot {written[block]} writes to block {block}, which slot {cached[block]} brings cached")
 
     def advance(self, step: Step) -> list[SequenceRows]:
         """Apply a checked step; the rows that it computes."""
         rows = []
         for part in step.slices:
             if part.new is not None:
-                self._slots[part.slot] = Slot(part.new.sampling, part.new.prompt_len)
+                self._slots[part.slot] = _started(part.new)
             slot = self[part.slot]
             token_ids: Sequence[int] = part.token_ids or (slot.drawn or 0,)
             slot.tokens += token_ids
@@ -89,7 +95,7 @@ class Slots:
         capacity, index = self._capacity, part.slot
         if not 0 <= index < capacity.max_sequences:
             raise StepError(f"slot {index} is out of range, max_sequences is {capacity.max_sequences}")
-        slot = Slot(part.new.sampling, part.new.prompt_len) if part.new is not None else self._slots[index]
+        slot = _started(part.new) if part.new is not None else self._slots[index]
         if slot is None:
             raise StepError(f"slot {index} holds no sequence and its slice brings none")
         if part.count < 1:
@@ -121,16 +127,23 @@ class Slots:
             return
         if len(part.token_ids) != part.count:
             raise StepError(f"slot {part.slot}: {len(part.token_ids)} token_ids for count {part.count}")
-        for token in part.token_ids:
+        self._check_vocabulary(part.slot, part.token_ids)
+
+    def _check_vocabulary(self, index: int, token_ids: Sequence[int]) -> None:
+        for token in token_ids:
             if not 0 <= token < self._capacity.vocab_size:
                 raise StepError(
-                    f"slot {part.slot}: token id {token} is out of range, vocab_size is {self._capacity.vocab_size}"
+                    f"slot {index}: token id {token} is out of range, vocab_size is {self._capacity.vocab_size}"
                 )
 
     def _check_new(self, index: int, new: NewSequence) -> None:
         vocab_size, sampling = self._capacity.vocab_size, new.sampling
-        if new.cached_token_ids:
-            raise StepError(f"slot {index}: cached_token_ids are not served by this build")
+        if len(new.cached_token_ids) % self._capacity.block_size:
+            raise StepError(
+                f"slot {index}: {len(new.cached_token_ids)} cached_token_ids do not fill blocks of "
+                f"{self._capacity.block_size}"
+            )
+        self._check_vocabulary(index, new.cached_token_ids)
         if new.prompt_len < 1:
             raise StepError(f"slot {index}: prompt_len must be at least 1, got {new.prompt_len}")
         named = [("stop_token_ids", token) for token in sampling.stop_token_ids]
@@ -141,6 +154,10 @@ class Slots:
         problem = sampling_problem(sampling)
         if problem:
             raise StepError(f"slot {index}: {problem}")
+
+
+def _started(new: NewSequence) -> Slot:
+    return Slot(new.sampling, new.prompt_len, tokens=list(new.cached_token_ids))
 
 
 def sampling_problem(sampling: SamplingParams) -> str | None:

@@ -7,10 +7,11 @@ from typing import Final
 from services import names
 from services.errors import InvalidArgument
 from services.rpc_server import REQUEST_ID_FORMAT
+from services.scheduler.core_limits import TOP_PRIORITY
 from tercet.v1 import common_pb2
 
 DEFAULT_TENANT: Final = "default"
-PRIORITY_BOUND: Final = 100
+PRIORITY_BOUND: Final = TOP_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from typing import ClassVar
 
 from services.address import parse_address
 from services.errors import InvalidArgument
+from services.scheduler.core_limits import TOP_PRIORITY
+from services.scheduler.policy import POLICIES
+from services.scheduler.quota_settings import parse_quota
 from services.settings import ConfigError, Settings, setting
 
 MODEL = "smollm2-135m"
@@ -127,6 +130,33 @@ class ExecutorConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True)
+class DegradeConfig(Settings):
+    """What low classes lose while the queue stays nearly full."""
+
+    degrade: bool = setting(False, "whether low priorities lose service, step by step, while the queue stays full")
+    degrade_protects: int = setting(
+        0, "priorities from here up lose nothing", minimum=-TOP_PRIORITY, maximum=TOP_PRIORITY + 1
+    )
+    degrade_enter_at: float = setting(0.8, "share of a queue limit from which pressure counts", minimum=0, maximum=1)
+    degrade_enter_s: float = setting(5.0, "pressure that long takes a rung", unit="s", minimum=0.001)
+    degrade_leave_at: float = setting(0.5, "share of all queue limits up to which relief counts", minimum=0, maximum=1)
+    degrade_leave_s: float = setting(15.0, "relief that long gives a rung back", unit="s", minimum=0.001)
+    degrade_prefill_share: float = setting(
+        0.25, "first rung: share of each step's prompt tokens for low priorities together", minimum=0.01, maximum=1
+    )
+    degrade_max_tokens: int = setting(256, "third rung: most output tokens", unit="tokens", minimum=1)
+
+    def validate(self) -> None:
+        if self.degrade_leave_at > self.degrade_enter_at:
+            raise ConfigError(
+                f"--degrade-leave-at is {self.degrade_leave_at:g}, more than --degrade-enter-at, "
+                f"{self.degrade_enter_at:g}",
+                field="--degrade-leave-at",
+                limit=self.degrade_enter_at,
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig(Settings):
     process: ClassVar[str] = "scheduler"
 
@@ -134,14 +164,36 @@ class SchedulerConfig(Settings):
     executors: tuple[str, ...] = setting(
         ("127.0.0.1:50053",), "executors, separated by commas", minimum=1, check=_target
     )
-    policy: str = setting("fcfs", "order of the waiting queue", choices=("fcfs",))
+    policy: str = setting("fcfs", "order of the waiting queue", choices=tuple(POLICIES))
+    aging_s: float = setting(15.0, "wait after which a request's class gets better", unit="s", minimum=0.001)
+    max_passes: int = setting(
+        16, "most requests that go by a waiting one which can't be afforded, or has little cached", minimum=0
+    )
     steps_in_flight: int = setting(2, "steps sent before the first is answered", minimum=1, maximum=2)
     max_queued_requests: int = setting(1024, "most requests waiting", minimum=1)
     max_queued_tokens: int = setting(1_000_000, "most prompt tokens waiting", unit="tokens", minimum=1)
+    max_queued_bytes: int = setting(1 << 30, "most memory of waiting requests' messages", unit="bytes", minimum=1)
+    tenant_quotas: tuple[str, ...] = setting(
+        (),
+        "what tenants may have, as NAME=requests:60+tokens:100000+concurrency:4+weight:2 (a minute, but for the last "
+        "two), separated by commas; NAME * is all others",
+        check=parse_quota,
+    )
+    learn_output: bool = setting(False, "expect of answers without max_tokens what 9 of 10 of their tenant's kept to")
+    long_prompt_tokens: int = setting(2048, "prompts with more to compute are long", unit="tokens", minimum=1)
+    long_prompt_share: float = setting(
+        0.5, "share of each step's prompt tokens that long prompts get together", minimum=0.01, maximum=1
+    )
+    degrade: DegradeConfig = dataclasses.field(default_factory=DegradeConfig)
     prefill_chunk: int = setting(
         256, "most prompt tokens of one request in a step while others wait or run", unit="tokens", minimum=1
     )
     watermark: float = setting(0.01, "share of blocks kept free at admission", minimum=0, maximum=0.5)
+    prefix_cache: bool = setting(True, "whether prompts reuse the KV blocks of earlier ones with the same start")
+    tenant_cache_share: float = setting(
+        1.0, "share of blocks that one tenant's prefixes may keep while unused, or pin", minimum=0, maximum=1
+    )
+    pin_max_s: float = setting(3600.0, "longest time for which a prefix is pinned", unit="s", minimum=0)
     default_max_tokens: int | None = setting(
         None, "output limit of requests that name none; none means the context", unit="tokens", minimum=1
     )
@@ -154,6 +206,11 @@ class SchedulerConfig(Settings):
     )
     slow_reader_s: float = setting(30.0, "how long a reader may be slow before its stream ends", unit="s", minimum=0.1)
     slow_request_s: float = setting(30.0, "requests that take longer are logged in detail", unit="s", minimum=0)
+    record: str | None = setting(
+        None,
+        "file that every call of the scheduling core is recorded in, for `tercet replay`; *.gz is packed",
+        minimum=1,
+    )
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
 
 
@@ -181,6 +238,9 @@ class TokenizerConfig(Settings):
     http: str | None = setting(None, "HTTP address of the OpenAI gateway; none serves none", check=parse_address)
     http_limits: HttpLimits = dataclasses.field(default_factory=HttpLimits)
     max_prompt_bytes: int = setting(8 << 20, "largest prompt text", unit="bytes", minimum=1, maximum=64 << 20)
+    resume_grace_s: float = setting(
+        60.0, "how long an answer that has begun waits for a lost scheduler", unit="s", minimum=0, maximum=3600
+    )
     slow_request_s: float = setting(30.0, "requests that take longer are logged in detail", unit="s", minimum=0)
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
 

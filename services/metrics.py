@@ -29,12 +29,22 @@ OUTCOMES: Final = (
     "slow_reader",
     "failed",
 )
-REJECTIONS: Final = ("invalid", "queue_full", "tokens_full", "quota", "duplicate", "draining", "unsupported")
+REJECTIONS: Final = (
+    "invalid",
+    "queue_full",
+    "tokens_full",
+    "quota",
+    "degraded",
+    "duplicate",
+    "draining",
+    "unsupported",
+)
 PREEMPTION_REASONS: Final = ("blocks", "executor_lost")
 DISCARD_REASONS: Final = ("stopped", "cancelled", "preempted", "executor_lost", "failed")
 BLOCK_STATES: Final = ("live", "cached", "free")
 STEP_PHASES: Final = ("wait", "prepare", "forward", "sample", "finish")
 CLAIM_RESULTS: Final = ("granted", "refused", "taken_over")
+DEGRADE_RUNGS: Final = ("prefill_share", "single_answer", "max_tokens", "admission")
 OPERATIONS: Final = ("chat", "text_completion", "generate_content")
 ROUTES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
 STATUS_CLASSES: Final = ("2xx", "3xx", "4xx", "5xx", "client_gone")
@@ -131,6 +141,8 @@ class SchedulerMetrics:
     running: Gauge
     waiting: Gauge
     waiting_tokens: Gauge
+    degraded: By[Counter]
+    degrade_rungs: Gauge
     kv_blocks: By[Gauge]
     kv_usage: Gauge
     prompt_tokens: Counter
@@ -163,6 +175,10 @@ class SchedulerMetrics:
             rejections=make.counter_by("admission_rejections", "Requests refused, by why", "reason", REJECTIONS),
             running=make.gauge("requests_running", "Requests that hold KV blocks"),
             waiting=make.gauge("requests_waiting", "Requests in the queue"),
+            degraded=make.counter_by(
+                "requests_degraded", "Requests that ended and went without something, by what", "rung", DEGRADE_RUNGS
+            ),
+            degrade_rungs=make.gauge("degrade_rungs", "Rungs of the degrade ladder in force"),
             waiting_tokens=make.gauge("waiting_tokens", "Prompt tokens in the queue"),
             kv_blocks=make.gauge_by("kv_blocks", "KV blocks by state, all executors", "state", BLOCK_STATES),
             kv_usage=make.gauge("kv_cache_usage_ratio", "Live KV blocks / all KV blocks"),

@@ -29,6 +29,7 @@ EVENT_RESUMED: Final = "resumed"
 EVENT_STALLED: Final = "stalled"
 EVENT_STOPPED: Final = "stopped"
 EVENT_EXECUTOR_LOST: Final = "executor_lost"
+EVENT_SCHEDULER_LOST: Final = "scheduler_lost"
 
 # RPC conventions. On the conventions' main branch the status is becoming `rpc.status_code`: change it here.
 RPC_SYSTEM_NAME: Final = "rpc.system.name"

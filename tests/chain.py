@@ -59,7 +59,7 @@ class Chain:
         await until(lambda: not self.engine.live_requests(), "the last request's end")
         await until(
             lambda: all(
-                lane.blocks_free == lane.blocks_total and lane.steps_in_flight == 0
+                lane.blocks_free + lane.blocks_cached == lane.blocks_total and lane.steps_in_flight == 0
                 for lane in self.engine.load().lanes.values()
             ),
             "an empty pool",
@@ -74,6 +74,7 @@ async def scheduler(
     config: EngineConfig = EngineConfig(),
     limits: Limits = Limits(),
     tracer: Tracer | None = None,
+    listen: str = "127.0.0.1:0",
 ) -> AsyncIterator[Chain]:
     tracer = tracer or NoOpTracer()
     registry = CollectorRegistry()
@@ -94,7 +95,7 @@ async def scheduler(
     servicer = SchedulerServicer(engine, (lease,), LimitPolicy(limits, Limits()), 5.0, "hash", readiness)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
     add_health(server, readiness)
-    address = bind(server, "127.0.0.1:0")
+    address = bind(server, listen)
     await server.start()
     client = make_channel(address)
     try:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import log
 from types import MappingProxyType
 from typing import Final
@@ -75,19 +76,20 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one position of a block holds: the token, its position, and who wrote it."""
+    """What one position of a block holds: the token, its position, who wrote it, and what came before it."""
 
     slot: int
     generation: int  # counts the sequences that the runner has seen
     position: int
     token_id: int
+    history: int = 0  # a hash of all tokens up to this one: keys and values depend on each of them
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
     """An access that would have been silent corruption. found: what lay there instead."""
 
-    kind: str  # "missing", "foreign", "wrong position", "written twice"
+    kind: str  # "missing", "foreign", "wrong position", "other history", "written twice"
     step_id: int
     slot: int
     position: int
@@ -99,8 +101,10 @@ class Violation:
 class _Slot:
     generation: int
     new: NewSequence
+    cached: list[int]  # hashes of the history at the positions that others wrote
     block_table: list[int] = field(default_factory=list)
-    computed: int = 0  # positions written
+    computed: int = 0  # positions written, here or for others
+    history: int = 0  # hash of the tokens of those
     drawn: int | None = None  # the token drawn last, not yet computed
     error: RowError | None = None  # of the last draw: a step already in flight fails in this row again
 
@@ -210,7 +214,8 @@ class FakeRunner:
         _require(piece.count >= 1, f"{where}: count is 0")
         slot = None if piece.new is not None else self._slots.get(piece.slot)
         _require(piece.new is not None or slot is not None, f"{where} holds no sequence")
-        computed = 0 if slot is None else slot.computed
+        cached = 0 if piece.new is None else len(piece.new.cached_token_ids)
+        computed = cached if slot is None else slot.computed
         _require(piece.start == computed, f"{where}: start is {piece.start}, {computed} positions are computed")
         end = piece.start + piece.count
         _require(end <= capacity.max_model_len, f"{where}: position {end} is beyond {capacity.max_model_len}")
@@ -235,7 +240,10 @@ class FakeRunner:
 
     def _check_new(self, where: str, new: NewSequence) -> None:
         vocab_size = self._capacity.vocab_size
-        _require(not new.cached_token_ids, f"{where}: cached_token_ids are not served by this build")
+        cached, block_size = new.cached_token_ids, self._capacity.block_size
+        _require(not len(cached) % block_size, f"{where}: {len(cached)} cached ids in blocks of {block_size}")
+        for token_id in cached:
+            _require(token_id < vocab_size, f"{where}: cached token {token_id} of {vocab_size}")
         _require(new.prompt_len >= 1, f"{where}: prompt_len is {new.prompt_len}")
         named = [*new.sampling.stop_token_ids, *(token_id for token_id, _ in new.sampling.logit_bias)]
         for token_id in named:
@@ -258,7 +266,11 @@ class FakeRunner:
     def _enter(self, piece: Slice) -> None:
         if piece.new is not None:
             self._generations += 1
-            self._slots[piece.slot] = _Slot(self._generations, piece.new)
+            cached = list(accumulate(piece.new.cached_token_ids, _extended, initial=0))
+            history = cached[-1]
+            self._slots[piece.slot] = _Slot(
+                self._generations, piece.new, cached[1:], computed=len(cached) - 1, history=history
+            )
         self._slots[piece.slot].block_table.extend(piece.new_block_ids)
 
     def _write(self, step_id: int, piece: Slice, written: set[tuple[int, int]]) -> None:
@@ -271,7 +283,8 @@ class FakeRunner:
                 found = block.get(offset)
                 self.violations.append(Violation("written twice", step_id, piece.slot, position, block_id, found))
             written.add((block_id, offset))
-            block[offset] = Entry(piece.slot, slot.generation, position, token_id)
+            slot.history = _extended(slot.history, token_id)
+            block[offset] = Entry(piece.slot, slot.generation, position, token_id, slot.history)
         slot.computed = piece.start + piece.count
         slot.drawn = None
         if piece.token_ids:
@@ -305,6 +318,11 @@ class FakeRunner:
         kind = None
         if found is None:
             kind = "missing"
+        elif position < len(slot.cached):
+            if found.position != position:
+                kind = "wrong position"
+            elif found.history != slot.cached[position]:
+                kind = "other history"
         elif (found.slot, found.generation) != (slot_index, slot.generation):
             kind = "foreign"
         elif found.position != position:
@@ -328,6 +346,10 @@ class FakeRunner:
         vocab_size = self._capacity.vocab_size
         ranked = tuple(((token_id + rank) % vocab_size, -(rank + 1) * log(2)) for rank in range(min(top, vocab_size)))
         return (TokenLogprobs(-log(2), ranked),)
+
+
+def _extended(history: int, token_id: int) -> int:
+    return hash((history, token_id))
 
 
 def _require(condition: bool, message: str) -> None:

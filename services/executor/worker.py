@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 HANG_FLOOR_NS: Final = 10_000_000_000
 HANG_FACTOR: Final = 20
+UNPREDICTED_FACTOR: Final = 12  # of the floor: nobody knows yet how slow this machine is
 
 
 class StepRunner(Protocol):
@@ -95,8 +96,9 @@ class StepDone:
 
 
 def hang_limit_ns(predicted_ns: int | None, floor_ns: int = HANG_FLOOR_NS) -> int:
-    """Nanoseconds after which a step counts as hung."""
-    return max(floor_ns, HANG_FACTOR * (predicted_ns or 0))
+    """Nanoseconds after which a step counts as hung. Without a prediction the floor alone would end a slow machine's
+    first prefill, again and again."""
+    return UNPREDICTED_FACTOR * floor_ns if predicted_ns is None else max(floor_ns, HANG_FACTOR * predicted_ns)
 
 
 class Worker:

@@ -7,17 +7,22 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Final
 
 from services.config import SchedulerConfig, TimeLimits
 from services.metrics import SchedulerMetrics
-from services.process import Process, leave, run, serving, unless_stopped
+from services.process import Process, StartError, leave, run, serving, unless_stopped
 from services.rpc import make_channel
 from services.scheduler.calls import CoreConfig, Limits
 from services.scheduler.core import SchedulerCore
+from services.scheduler.core_limits import LadderConfig
 from services.scheduler.engine import TICK_S, Engine, EngineConfig
 from services.scheduler.intake import LimitPolicy
 from services.scheduler.lease import Lease
+from services.scheduler.prefixes import PrefixConfig
+from services.scheduler.quota_settings import parse_quotas
+from services.scheduler.record import Recorder
 from services.scheduler.report import SchedulerReport
 from services.scheduler.service import SchedulerServicer
 from tercet.v1 import scheduler_pb2_grpc
@@ -31,12 +36,14 @@ log = logging.getLogger(__name__)
 
 async def serve(config: SchedulerConfig, process: Process) -> None:
     report = SchedulerReport(SchedulerMetrics.make(process.metrics.registry), config.slow_request_s)
+    core = SchedulerCore(_core_config(config))
     engine = Engine(
-        SchedulerCore(_core_config(config)),
+        core,
         EngineConfig(
             stream_buffer_tokens=config.stream_buffer_tokens,
             slow_reader_ns=_ns(config.slow_reader_s),
             executor_grace_ns=_ns(config.executor_grace_s),
+            prefix=PrefixConfig(enabled=config.prefix_cache, pin_max_ns=_ns(config.pin_max_s)),
         ),
         process.telemetry.tracer,
         report,
@@ -57,6 +64,8 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
             )
 
     async with AsyncExitStack() as stack:
+        if config.record is not None:
+            core.listener = stack.enter_context(_recorder(config)).note
         for target in config.executors:
             channel = await stack.enter_async_context(make_channel(target, extra=RECONNECT))
             leases.append(Lease(target, channel, engine, scheduler_id, changed))
@@ -88,6 +97,13 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _recorder(config: SchedulerConfig) -> Recorder:
+    try:
+        return Recorder(Path(config.record or ""), _core_config(config))
+    except OSError as error:
+        raise StartError(f"--record {config.record}: {error.strerror}") from error
+
+
 async def _tick(engine: Engine) -> None:
     while True:
         try:
@@ -98,6 +114,7 @@ async def _tick(engine: Engine) -> None:
 
 
 def _core_config(config: SchedulerConfig) -> CoreConfig:
+    default_quota, quotas = parse_quotas(config.tenant_quotas)
     return CoreConfig(
         policy=config.policy,
         max_queued_requests=config.max_queued_requests,
@@ -105,6 +122,26 @@ def _core_config(config: SchedulerConfig) -> CoreConfig:
         steps_in_flight=config.steps_in_flight,
         prefill_chunk=config.prefill_chunk,
         watermark=config.watermark,
+        aging_ns=_ns(config.aging_s),
+        max_passes=config.max_passes,
+        max_queued_bytes=config.max_queued_bytes,
+        default_quota=default_quota,
+        quotas=quotas,
+        learn_output=config.learn_output,
+        long_prompt_tokens=config.long_prompt_tokens,
+        long_prompt_share=config.long_prompt_share,
+        ladder=LadderConfig(
+            enabled=config.degrade.degrade,
+            protects=config.degrade.degrade_protects,
+            enter_at=config.degrade.degrade_enter_at,
+            enter_ns=_ns(config.degrade.degrade_enter_s),
+            leave_at=config.degrade.degrade_leave_at,
+            leave_ns=_ns(config.degrade.degrade_leave_s),
+            prefill_share=config.degrade.degrade_prefill_share,
+            max_tokens=config.degrade.degrade_max_tokens,
+        ),
+        tenant_cache_share=config.tenant_cache_share,
+        kv_events=config.prefix_cache,
     )
 
 

@@ -32,6 +32,12 @@ def validate(submission: Submission) -> None:
         )
 
 
+def check_block_keys(count: int, block_size: int, known: int) -> None:
+    """Raises InvalidSubmission unless `known` tokens fill `count` blocks."""
+    if count and not 1 <= block_size * count <= known:
+        raise InvalidSubmission("block_keys", f"{count} block keys, but {known} tokens in blocks of {block_size}")
+
+
 def fit(submission: Submission, specs: Iterable[LaneSpec]) -> int:
     """Tokens, prompt and output, that the sequence may reach on the roomiest lane. There is at least one lane.
 
@@ -77,27 +83,33 @@ def _fit_one(submission: Submission, spec: LaneSpec) -> int:
     return limit
 
 
-def queue_room(submission: Submission, waiting: int, waiting_tokens: int, config: CoreConfig) -> None:
-    tokens = submission.prompt_len + submission.output_len
-    if tokens > config.max_queued_tokens:
-        raise DoesNotFit("prompt_len", f"{tokens} tokens are more than the queue's {config.max_queued_tokens}")
+def queue_room(submission: Submission, waiting: int, tokens: int, size_bytes: int, config: CoreConfig) -> None:
+    """Raises QueueFull; DoesNotFit where even the empty queue is too small. `tokens`, `size_bytes`: of all waiting."""
+    sums = (
+        ("tokens", submission.prompt_len + submission.output_len, tokens, config.max_queued_tokens),
+        ("bytes", submission.size_bytes, size_bytes, config.max_queued_bytes),
+    )
+    for unit, own, _, most in sums:
+        if own > most:
+            raise DoesNotFit("prompt_len", f"{own} {unit} are more than the queue's {most}")
     if waiting >= config.max_queued_requests:
         raise QueueFull("queued_requests", f"{waiting} requests wait; the limit is {config.max_queued_requests}")
-    if waiting_tokens + tokens > config.max_queued_tokens:
-        raise QueueFull(
-            "queued_tokens",
-            f"{waiting_tokens} tokens wait and {tokens} would come; the limit is {config.max_queued_tokens}",
-        )
+    for unit, own, now, most in sums:
+        if now + own > most:
+            raise QueueFull(f"queued_{unit}", f"{now} {unit} wait and {own} would come; the limit is {most}")
 
 
 def demand(sequence: Sequence, spec: LaneSpec, config: CoreConfig) -> Demand:
     """What admission expects the sequence to hold and to grow by."""
-    limit = sequence.bound
+    most = limit = sequence.bound
     if sequence.submission.max_tokens is None:
         # Past the estimate each next token is expected to be the last.
-        estimate = sequence.submission.prompt_len + config.default_output_estimate
+        expected = sequence.expected_output
+        estimate = sequence.submission.prompt_len + (config.default_output_estimate if expected is None else expected)
         limit = min(limit, max(estimate, sequence.length + 1))
-    return spec.blocks_for(max(0, limit - 1 - sequence.target)), spec.blocks_for(sequence.target)
+    size = spec.block_size
+    target = min(sequence.length, most - 1)
+    return -(-max(0, limit - 1 - target) // size), -(-target // size)
 
 
 def peak_blocks(demands: Iterable[Demand]) -> int:

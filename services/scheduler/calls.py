@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.scheduler.core_limits import LadderConfig, Rung, TenantQuota, require
+
 SequenceKey = str  # unique among live sequences; the shell derives it from (tenant, request id, attempt, index)
 LaneId = str  # one executor lease: a new epoch is a new lane
+BlockKey = bytes  # stands for a full block's tokens, all tokens before them, and whose they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,8 @@ class LaneSpec:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "total_blocks", "max_batched_tokens", "max_sequences"):
-            _require(name, getattr(self, name), at_least=1)
-        _require("max_model_len", self.max_model_len, at_least=2)
+            require(name, getattr(self, name), at_least=1)
+        require("max_model_len", self.max_model_len, at_least=2)
 
     def blocks_for(self, positions: int) -> int:
         """Blocks that hold so many positions."""
@@ -43,15 +46,32 @@ class CoreConfig:
     preemption_cap: int = 3  # after so many, a sequence is admitted only with its whole need reserved
     preemption_cooldown: int = 4  # steps after one that preempted in which a busy lane admits nobody
     default_output_estimate: int = 1024  # tokens assumed where max_tokens is absent
+    learn_output: bool = False  # what each tenant's answers used to be (P90) instead, once there are enough
+    max_queued_bytes: int = 1 << 30
+    aging_ns: int = 15_000_000_000  # wait after which a class is bettered; four of them lead to the best
+    max_passes: int = 16  # admissions that may go by a waiting sequence which can't be afforded, or has little cached
+    long_prompt_tokens: int = 2048  # a prompt with more to compute is long
+    long_prompt_share: float = 0.5  # of the tokens of a step that prompts get, what long ones share
+    default_quota: TenantQuota = field(default_factory=TenantQuota)
+    quotas: Mapping[str, TenantQuota] = field(default_factory=dict)  # by tenant
+    ladder: LadderConfig = field(default_factory=LadderConfig)
+    tenant_cache_share: float = 1.0  # of a pool: cached blocks that nobody holds, and pinned ones, of one tenant
+    kv_events: bool = False  # whether `take_kv_events` has something to give; who sets it must take them
 
     def __post_init__(self) -> None:
-        for name in ("max_queued_requests", "max_queued_tokens", "steps_in_flight", "prefill_chunk"):
-            _require(name, getattr(self, name), at_least=1)
-        _require("steps_in_flight", self.steps_in_flight, at_least=1, at_most=2)
-        _require("watermark", self.watermark, at_least=0, at_most=0.5)
-        _require("preemption_cap", self.preemption_cap, at_least=0)
-        _require("preemption_cooldown", self.preemption_cooldown, at_least=0)
-        _require("default_output_estimate", self.default_output_estimate, at_least=1)
+        for name in (
+            *("max_queued_requests", "max_queued_tokens", "max_queued_bytes", "steps_in_flight", "prefill_chunk"),
+            *("aging_ns", "long_prompt_tokens"),
+        ):
+            require(name, getattr(self, name), at_least=1)
+        require("steps_in_flight", self.steps_in_flight, at_least=1, at_most=2)
+        require("watermark", self.watermark, at_least=0, at_most=0.5)
+        require("long_prompt_share", self.long_prompt_share, at_least=0.01, at_most=1)
+        require("max_passes", self.max_passes, at_least=0)
+        require("preemption_cap", self.preemption_cap, at_least=0)
+        require("preemption_cooldown", self.preemption_cooldown, at_least=0)
+        require("default_output_estimate", self.default_output_estimate, at_least=1)
+        require("tenant_cache_share", self.tenant_cache_share, at_least=0, at_most=1)
 
 
 class Reason(Enum):
@@ -98,12 +118,19 @@ class Submission:
     limits: Limits = Limits()
     priority: int = 0  # higher is sooner
     output_len: int = 0  # tokens already produced elsewhere and resumed here; they count against max_tokens
+    size_bytes: int = 0  # memory that the caller's message takes while it waits
+    answers: int = 1  # that its request asks for: n
+    # Keys of the full blocks of what is known, in order, for blocks of `key_block_size` tokens. A lane with blocks of
+    # another size makes nothing of them. Without keys nothing is looked up and nothing published.
+    block_keys: tuple[BlockKey, ...] = ()
+    key_block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
     position: int  # sequences ahead of it in the queue
     max_tokens: int | None  # effective; None: no lane is attached, so nothing is known of the context yet
+    degraded: tuple[Rung, ...] = ()  # what it goes without, mildest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +138,8 @@ class PlannedSlice:
     """Positions [start, start + count) of one sequence. The shell adds the ids it knows.
 
     Where the shell does not know the id at `start`, that token is still in flight: then count is 1 and the executor
-    feeds it itself. `new_block_ids` may reach beyond this slice (a whole need reserved at once).
+    feeds it itself. `new_block_ids` may reach beyond this slice (a whole need reserved at once). An admitted slice that
+    starts at s > 0 begins with s // block_size blocks that hold positions [0, s) already.
     """
 
     key: SequenceKey
@@ -149,9 +177,10 @@ class Usage:
     prompt_tokens: int
     delivered: int
     discarded: int
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache at the first admission
     preemptions: int = 0
-    recomputed_tokens: int = 0  # positions computed and thrown away by preemption or the loss of a lane
+    # Positions computed, then thrown away by preemption or the loss of a lane, and not found again in the cache.
+    recomputed_tokens: int = 0
     prefill_chunks: int = 0
 
 
@@ -160,7 +189,7 @@ class Admitted:
     key: SequenceKey
     lane: LaneId
     waited_ns: int  # since it was (re-)queued
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # positions found in the prefix cache, at this admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +226,32 @@ class Finished:
     detail: str = ""  # the numbers, for DOES_NOT_FIT
 
 
+@dataclass(frozen=True, slots=True)
+class KvStored:
+    """Blocks of a lane that can now be found, in chain order behind `parent` (empty: they start a sequence)."""
+
+    lane: LaneId
+    keys: tuple[BlockKey, ...]
+    parent: BlockKey
+    block_size: int  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class KvRemoved:
+    """Blocks of a lane that can't be found any more."""
+
+    lane: LaneId
+    keys: tuple[BlockKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvCleared:
+    """A lane is gone, and all its blocks."""
+
+    lane: LaneId
+
+
+KvEvent = KvStored | KvRemoved | KvCleared
 Emission = Admitted | Tokens | Preempted | Displaced | Finished
 
 
@@ -208,6 +263,7 @@ class Plan:
     slices: tuple[PlannedSlice, ...]
     admitted: tuple[Admitted, ...] = ()
     preempted: tuple[Preempted, ...] = ()
+    padding: int = 0  # rows of a padded batch that have ended: a padded executor would compute a token for each
 
 
 class SubmitError(Exception):
@@ -259,7 +315,7 @@ class LaneLoad:
     blocks_live: int
     blocks_fenced: int  # released, still written by a step in flight
     blocks_free: int
-    blocks_cached: int = 0
+    blocks_cached: int = 0  # held by nobody, found by the prefix cache; they count as available
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +323,8 @@ class Load:
     waiting: int
     waiting_tokens: int
     lanes: Mapping[LaneId, LaneLoad] = field(default_factory=dict)
+    policy: str = "fcfs"
+    rungs: tuple[Rung, ...] = ()  # of the ladder, in force
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +358,8 @@ class Totals:
     admissions: int = 0
     preemptions: int = 0
     displacements: int = 0
-    recomputed_tokens: int = 0
-
-
-def _require(name: str, value: float, *, at_least: float, at_most: float | None = None) -> None:
-    if not value >= at_least:
-        raise ValueError(f"{name} is {value}, below {at_least}")
-    if at_most is not None and not value <= at_most:
-        raise ValueError(f"{name} is {value}, above {at_most}")
+    recomputed_tokens: int = 0  # positions given up by preemption or loss, found again later or not
+    cached_tokens: int = 0  # positions found in the prefix cache, of all admissions
+    looked_up_tokens: int = 0  # positions of those admissions, found or not
+    rungs_taken: int = 0  # of the ladder
+    rungs_released: int = 0

@@ -5,15 +5,13 @@ the ids. Equal calls give equal outputs, so the list of calls is a trace. Invari
 queue or runs on exactly one lane, and ends with exactly one Finished; `check` says all that holds besides.
 """
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
 
-from services.scheduler.admission import fit, queue_room, validate
+from services.scheduler.admission import check_block_keys, fit
+from services.scheduler.binding import Binding
 from services.scheduler.calls import (
     Accepted,
+    BlockKey,
     CoreConfig,
     Displaced,
     DoesNotFit,
@@ -22,6 +20,8 @@ from services.scheduler.calls import (
     Finished,
     InvalidSubmission,
     InvariantError,
+    KvCleared,
+    KvEvent,
     LaneId,
     LaneSpec,
     Load,
@@ -36,102 +36,115 @@ from services.scheduler.calls import (
     Tokens,
     Totals,
 )
+from services.scheduler.core_limits import Rung
+from services.scheduler.cost import CostEstimate
 from services.scheduler.deadlines import Deadlines, earliest
+from services.scheduler.gate import Gate
+from services.scheduler.invariants import check_places
 from services.scheduler.lane import Lane
+from services.scheduler.lateness import in_time
+from services.scheduler.ledger import Ledger
 from services.scheduler.planning import StepDraft
-from services.scheduler.policy import POLICIES, WaitingQueue
+from services.scheduler.policy import policy_named
+from services.scheduler.policy_queue import WaitingQueue
 from services.scheduler.sequence import Sequence
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-_STORY = 64  # calls kept for an InvariantError
+from services.scheduler.story import Storied, told
+from services.scheduler.waits import Wait, wait_of
 
 
-def _told(
-    verb: Callable[Concatenate["SchedulerCore", _P], _R],
-) -> Callable[Concatenate["SchedulerCore", _P], _R]:
-    """Keeps the call for the story, and puts the story into an InvariantError on its way out."""
-
-    @wraps(verb)
-    def call(self: "SchedulerCore", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        self._story.append((verb.__name__, args, kwargs))
-        try:
-            return verb(self, *args, **kwargs)
-        except InvariantError as error:
-            error.story = self.story()
-            raise
-
-    return call
-
-
-class SchedulerCore:
+class SchedulerCore(Storied):
     def __init__(self, config: CoreConfig) -> None:
-        if config.policy not in POLICIES:
-            raise ValueError(f"policy {config.policy!r} is unknown; there are {', '.join(POLICIES)}")
+        super().__init__()
         self._config = config
+        self._gate = Gate(config)
+        self._policy = config.policy
         self._sequences: dict[SequenceKey, Sequence] = {}  # the live ones, by submission
-        self._waiting = WaitingQueue(POLICIES[config.policy])  # those without a placement
+        self._waiting = WaitingQueue(  # those without a placement
+            policy_named(config.policy), config.aging_ns, config.max_passes, self._gate.counters
+        )
         self._lanes: dict[LaneId, Lane] = {}
         self._deadlines = Deadlines()
-        self._totals = Totals()
-        self._finished = dict.fromkeys(Reason, 0)
+        self._ledger = Ledger()
         self._arrivals = 0
-        self._story: deque[tuple[str, tuple[object, ...], dict[str, object]]] = deque(maxlen=_STORY)
+        self._binding = Binding()
+        self._kv_events: list[KvEvent] = []
 
     # Lanes.
 
-    @_told
+    @told
     def attach(self, lane: LaneId, spec: LaneSpec, now: int) -> list[Emission]:
         """A new lane with an empty pool. Sequences that wait and that no lane can ever hold end here."""
         if lane in self._lanes:
             raise ValueError(f"lane {lane!r} is attached already")
-        self._lanes[lane] = Lane(lane, spec, self._config)
-        return self._fit_waiting()
+        self._lanes[lane] = Lane(lane, spec, self._config, self._kv_events.append if self._config.kv_events else None)
+        self._binding.attach(lane)
+        return self._fit_waiting(now)
 
-    @_told
+    @told
+    def close(self, lane: LaneId, now: int) -> None:
+        """The lane goes soon: what runs there stays, nothing new comes. Without effect on one that is not attached."""
+        if lane in self._lanes:
+            self._binding.close(lane)
+
+    @told
     def lose(self, lane: LaneId, now: int) -> list[Emission]:
         """The lane is gone: its sequences wait again, its steps in flight are forgotten, later results ignored."""
         lost = self._lanes.pop(lane, None)
         if lost is None:
             return []
+        self._binding.lose(lane)
         emissions: list[Emission] = []
         for sequence in lost.running:
             recompute = sequence.displace(now)
             self._waiting.push(sequence)
             emissions.append(Displaced(sequence.key, recompute))
-            self._count(displacements=1, recomputed_tokens=recompute)
-        return emissions + self._fit_waiting()
+            self._ledger.count(displacements=1, recomputed_tokens=recompute)
+        self._waiting.forget_claims(lane)
+        if self._config.kv_events:
+            self._kv_events.append(KvCleared(lane))
+        return emissions + self._fit_waiting(now)
 
     # Requests.
 
-    @_told
-    def submit(self, submission: Submission, now: int) -> Accepted:
-        """Raises InvalidSubmission, DuplicateKey, DoesNotFit or QueueFull; then nothing is kept.
+    @told
+    def submit(self, submission: Submission, now: int, cost: CostEstimate | None = None) -> Accepted:
+        """Raises a SubmitError; then nothing is kept.
 
-        While no lane is attached the fit is unknown, and looked at when one is.
+        While no lane is attached the fit is unknown, and looked at when one is. `cost`: what steps cost, where that is
+        known; a policy that refuses what comes too late needs it.
         """
-        validate(submission)
         if submission.key in self._sequences:
             raise DuplicateKey("key", f"a live sequence has the key {submission.key}")
-        limit = fit(submission, self._specs()) if self._lanes else None
-        queue_room(submission, len(self._waiting), self._waiting.tokens, self._config)
-        position = len(self._waiting)
+        let_in = self._gate.look(submission, self._waiting, self._specs(), now)
+        submission, limit = let_in.submission, let_in.limit
+        sequence = Sequence(
+            submission,
+            arrival=self._arrivals + 1,
+            submitted_at=now,
+            queued_at=now,
+            limit=limit,
+            expected_output=let_in.expected_output,
+        )
+        if submission.output_len:  # the answer has begun: what counts is the time to its next token
+            sequence.admitted, sequence.last_token_at = True, now
+        ahead, ahead_tokens = self._waiting.ahead(sequence)
+        if cost is not None and self._waiting.policy.refuses_late and self._lanes:
+            in_time(sequence, ahead, ahead_tokens, self._lanes.values(), cost)
+        self._gate.enter(let_in, now)
         self._arrivals += 1
-        sequence = Sequence(submission, arrival=self._arrivals, submitted_at=now, queued_at=now, limit=limit)
         self._sequences[sequence.key] = sequence
         self._waiting.push(sequence)
         self._arm(sequence)
-        self._count(submitted=1)
-        return Accepted(position, None if limit is None else limit - submission.prompt_len)
+        self._ledger.count(submitted=1)
+        return Accepted(ahead, None if limit is None else limit - submission.prompt_len, let_in.degraded)
 
-    @_told
+    @told
     def cancel(self, key: SequenceKey, now: int) -> list[Emission]:
         """In every phase; nothing for a key that is not live."""
         sequence = self._sequences.get(key)
-        return [] if sequence is None else [self._finish(sequence, Reason.CANCELLED)]
+        return [] if sequence is None else [self._finish(sequence, Reason.CANCELLED, now)]
 
-    @_told
+    @told
     def stop(self, key: SequenceKey, kept_tokens: int, now: int) -> list[Emission]:
         """A stop string ends in delivered token `kept_tokens` (resumed ones not counted); later ones are discarded.
 
@@ -144,18 +157,71 @@ class SchedulerCore:
             raise InvalidSubmission(
                 "kept_tokens", f"kept_tokens is {kept_tokens}; {sequence.delivered} tokens of {key} were delivered"
             )
-        return [self._finish(sequence, Reason.STOP, kept=kept_tokens)]
+        return [self._finish(sequence, Reason.STOP, now, kept=kept_tokens)]
+
+    # How it is decided.
+
+    @told
+    def set_policy(self, name: str, now: int) -> str:
+        """Those that wait are put into the order of another policy; those that run stay. Returns the one before.
+
+        Raises ValueError for a name that is not in POLICIES.
+        """
+        policy, previous = policy_named(name), self._policy
+        self._policy = name
+        self._waiting.follow(policy)
+        self._waiting.age(now)
+        return previous
+
+    def rungs(self, priority: int) -> tuple[Rung, ...]:
+        """What a request of this priority would go without now."""
+        return self._gate.ladder.lost_by(priority)
+
+    # Prefixes.
+
+    @told
+    def extend(self, key: SequenceKey, block_keys: tuple[BlockKey, ...]) -> None:
+        """Keys of further full blocks of what is known of a sequence; nothing for a key that is not live.
+
+        Raises InvalidSubmission where there are more keys than full blocks.
+        """
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return
+        count = len(sequence.block_keys) + len(block_keys)
+        check_block_keys(count, sequence.submission.key_block_size, sequence.known)
+        sequence.block_keys.extend(block_keys)
+        if sequence.placement is not None:
+            self._lanes[sequence.placement.lane].publish(sequence)
+
+    @told
+    def pin(self, block_keys: tuple[BlockKey, ...], block_size: int, tenant: str, ttl_ns: int, now: int) -> int:
+        """Keeps what is cached of a prefix for a while, on every lane; 0 ns end the lease. A running sequence that
+        needs a block takes it all the same once nothing else is left.
+
+        Returns how many leading blocks are pinned, on the lane that has most: no more than the tenant's share.
+        """
+        lanes = [lane for lane in self._lanes.values() if lane.spec.block_size == block_size]
+        return max((lane.cache.lease(block_keys, tenant, ttl_ns, now) for lane in lanes), default=0)
+
+    def take_kv_events(self) -> list[KvEvent]:
+        """What became known to the prefix caches or left them since the last call, in order."""
+        events = list(self._kv_events)
+        self._kv_events.clear()
+        return events
 
     # Time.
 
-    @_told
+    @told
     def expire(self, now: int) -> list[Emission]:
         """Ends every sequence with a limit that `now` reached."""
         emissions: list[Emission] = []
+        self._gate.watch(self._waiting, now)
         for key, limit in self._deadlines.pop_due(now):
             sequence = self._sequences[key]
-            reason = Reason.TIME_LIMIT if sequence.delivered else Reason.DEADLINE
-            emissions.append(self._finish(sequence, reason, limit=limit))
+            begun = sequence.delivered or sequence.submission.output_len
+            reason = Reason.TIME_LIMIT if begun else Reason.DEADLINE
+            emissions.append(self._finish(sequence, reason, now, limit=limit))
         return emissions
 
     def next_deadline(self) -> int | None:
@@ -164,7 +230,7 @@ class SchedulerCore:
 
     # Steps.
 
-    @_told
+    @told
     def plan(self, lane: LaneId, now: int) -> Plan | None:
         """The lane's next step. None only while something is in flight or nothing is runnable on it.
 
@@ -173,21 +239,27 @@ class SchedulerCore:
         at = self._lanes.get(lane)
         if at is None or len(at.in_flight) >= self._config.steps_in_flight:
             return None
-        plan = StepDraft(at, self._waiting, self._deadlines, self._config, now).build()
+        at.cache.expire_pins(now)
+        self._gate.watch(self._waiting, now)
+        choice = self._binding.choice(at, self._lanes, self._config.max_passes, now)
+        plan = StepDraft(at, self._waiting, self._deadlines, self._gate.ladder, choice, self._config, now).build()
         if plan is None:
             return None
+        self._binding.planned(lane, plan, now)
         for admitted in plan.admitted:
             self._arm(self._sequences[admitted.key])
-        self._count(
+        self._ledger.count(
             steps=1,
             planned_tokens=sum(piece.count for piece in plan.slices),
             admissions=len(plan.admitted),
+            cached_tokens=sum(admitted.cached_tokens for admitted in plan.admitted),
+            looked_up_tokens=sum(self._sequences[admitted.key].known for admitted in plan.admitted),
             preemptions=len(plan.preempted),
             recomputed_tokens=sum(preempted.recompute_tokens for preempted in plan.preempted),
         )
         return plan
 
-    @_told
+    @told
     def apply(self, lane: LaneId, outcome: StepOutcome, now: int) -> list[Emission]:
         """Takes the results of the oldest step in flight. Those of a lost lane and of repeated steps are ignored.
 
@@ -197,84 +269,85 @@ class SchedulerCore:
         if at is None or 1 <= outcome.step_id <= at.applied:
             return []
         emissions: list[Emission] = []
-        for row, result in at.pop_step(outcome):
+        rows = at.pop_step(outcome)
+        self._binding.applied(lane, now)
+        served: dict[str, int] = {}  # tokens, by tenant
+        for row, result in rows:
             if row.alive:  # else it ended, and the draw was counted as discarded then
+                tenant = row.sequence.submission.tenant
+                served[tenant] = served.get(tenant, 0) + result.tokens
                 emissions += self._accept(row.sequence, result, now)
-        self._count(sampled=sum(emission.count for emission in emissions if isinstance(emission, Tokens)))
+        self._gate.served(served)
+        self._ledger.count(sampled=sum(served.values()))
         return emissions
 
     # What there is to see.
 
     def load(self) -> Load:
         lanes = {lane_id: lane.load() for lane_id, lane in self._lanes.items()}
-        return Load(waiting=len(self._waiting), waiting_tokens=self._waiting.tokens, lanes=lanes)
+        return Load(
+            waiting=len(self._waiting),
+            waiting_tokens=self._waiting.tokens,
+            policy=self._policy,
+            rungs=self._gate.ladder.rungs,
+            lanes=lanes,
+        )
 
     def totals(self) -> Totals:
-        return replace(self._totals, finished=dict(self._finished))
+        ladder = self._gate.ladder
+        return replace(self._ledger.totals(), rungs_taken=ladder.taken, rungs_released=ladder.released)
 
     def sequences(self) -> tuple[SequenceView, ...]:
         """Live ones, in the order of submission."""
         return tuple(sequence.view() for sequence in self._sequences.values())
 
-    def story(self) -> tuple[str, ...]:
-        """The last calls, oldest first."""
-        return tuple(
-            f"{verb}({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
-            for verb, args, kwargs in self._story
-        )
+    def wait(self, key: SequenceKey) -> Wait | None:
+        """Why a live sequence waits; None for one that does not."""
+        sequence = self._sequences.get(key)
+        if sequence is None or sequence.placement is not None:
+            return None
+        open_lanes = [lane for lane in self._lanes.values() if not self._binding.closed(lane.id)]
+        return wait_of(sequence, self._waiting.ahead(sequence)[0], open_lanes)
 
-    @_told
+    @told
     def check(self) -> None:
         """Every invariant, in time linear in all there is. Raises InvariantError with the story."""
         self._waiting.check()
+        self._gate.quotas.verify(self._sequences)
         self._deadlines.check()
-        places = dict.fromkeys(self._sequences, 0)
         for lane in self._lanes.values():
             lane.check(self._config)
-            for sequence in lane.running:
-                if self._sequences.get(sequence.key) is not sequence:
-                    raise InvariantError(f"{sequence.key} runs on lane {lane.id} and is not live")
-                places[sequence.key] += 1
-        for sequence in self._waiting:
-            if self._sequences.get(sequence.key) is not sequence or sequence.placement is not None:
-                raise InvariantError(f"{sequence.key} waits and is not live, or is placed")
-            places[sequence.key] += 1
-        if any(count != 1 for count in places.values()):
-            raise InvariantError(f"not in exactly one place: {[key for key, count in places.items() if count != 1]}")
-        if self._waiting.tokens != sum(sequence.known for sequence in self._waiting):
-            raise InvariantError(f"the queue counts {self._waiting.tokens} tokens, and holds others")
+        check_places(self._sequences, self._waiting, self._lanes.values())
         for sequence in self._sequences.values():
             if self._deadlines.get(sequence.key) != self._deadline(sequence):
                 raise InvariantError(f"the deadline of {sequence.key} is not its earliest limit")
         if len(self._deadlines) > len(self._sequences):
             raise InvariantError("a finished sequence has a deadline")
-        totals = self.totals()
-        undecided = sum(sequence.delivered for sequence in self._sequences.values())
-        if totals.sampled != totals.delivered + totals.discarded + undecided:
-            raise InvariantError(f"tokens do not reconcile: {totals}, {undecided} undecided")
-        if totals.submitted != sum(totals.finished.values()) + len(self._sequences):
-            raise InvariantError(f"requests do not reconcile: {totals}, {len(self._sequences)} live")
+        self._ledger.check(self._sequences.values())
 
     # How they are made.
 
     def _accept(self, sequence: Sequence, result: SequenceOutcome, now: int) -> list[Emission]:
         sequence.placed().pending -= 1
         if result.failed:
-            return [self._finish(sequence, Reason.ERROR)]
-        sequence.delivered += result.tokens
-        sequence.last_token_at = now
+            self._lanes[sequence.placed().lane].withdraw(sequence)
+            return [self._finish(sequence, Reason.ERROR, now)]
+        first = sequence.last_token_at is None
+        sequence.deliver(result.tokens, now)
         tokens = Tokens(sequence.key, result.tokens)
         if result.ended:
-            return [tokens, self._finish(sequence, Reason.STOP)]
+            return [tokens, self._finish(sequence, Reason.STOP, now)]
         if sequence.known == sequence.bound:
-            return [tokens, self._finish(sequence, Reason.LENGTH)]
-        self._arm(sequence)
+            return [tokens, self._finish(sequence, Reason.LENGTH, now)]
+        if first or sequence.submission.limits.between_tokens_ns is not None:
+            self._arm(sequence)
         return [tokens]
 
     def _finish(
         self,
         sequence: Sequence,
         reason: Reason,
+        now: int,
         *,
         kept: int | None = None,
         limit: TimeLimit | None = None,
@@ -290,12 +363,13 @@ class SchedulerCore:
             self._lanes[sequence.placement.lane].vacate(sequence)
             sequence.placement = None
         self._deadlines.drop(sequence.key)
+        self._gate.ended(sequence, reason, now)
         del self._sequences[sequence.key]
-        self._finished[reason] += 1
-        self._count(sampled=drawn_in_flight, delivered=usage.delivered, discarded=usage.discarded)
+        self._ledger.finished(reason)
+        self._ledger.count(sampled=drawn_in_flight, delivered=usage.delivered, discarded=usage.discarded)
         return finished
 
-    def _fit_waiting(self) -> list[Emission]:
+    def _fit_waiting(self, now: int) -> list[Emission]:
         """The lanes changed: limits may shrink (they never grow), and what no lane can hold ends."""
         if not self._lanes:
             return []
@@ -304,11 +378,11 @@ class SchedulerCore:
             try:
                 limit = fit(sequence.submission, self._specs())
             except DoesNotFit as refusal:
-                emissions.append(self._finish(sequence, Reason.DOES_NOT_FIT, detail=refusal.message))
+                emissions.append(self._finish(sequence, Reason.DOES_NOT_FIT, now, detail=refusal.message))
                 continue
             sequence.limit = limit if sequence.limit is None else min(limit, sequence.limit)
             if sequence.known >= sequence.limit:
-                emissions.append(self._finish(sequence, Reason.LENGTH))
+                emissions.append(self._finish(sequence, Reason.LENGTH, now))
         return emissions
 
     def _specs(self) -> list[LaneSpec]:
@@ -324,7 +398,3 @@ class SchedulerCore:
 
     def _arm(self, sequence: Sequence) -> None:
         self._deadlines.set(sequence.key, self._deadline(sequence))
-
-    def _count(self, **increments: int) -> None:
-        counted = {name: getattr(self._totals, name) + by for name, by in increments.items()}
-        self._totals = replace(self._totals, **counted)

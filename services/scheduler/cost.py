@@ -1,8 +1,24 @@
 """What a step costs, learned from what steps cost. Pure."""
 
+from dataclasses import dataclass
 from typing import Final
 
+from services.scheduler.core_limits import require
+
 SMOOTHING: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """What steps cost, as measured: a step of t tokens takes step_ns + t * token_ns."""
+
+    step_ns: int
+    token_ns: int
+    request_ns: int = 0  # between two ends of requests while others wait; 0: not measured
+
+    def __post_init__(self) -> None:
+        for name in ("step_ns", "token_ns", "request_ns"):
+            require(name, getattr(self, name), at_least=0)
 
 
 class StepCost:
@@ -28,6 +44,32 @@ class StepCost:
         return int(max(self._step_ns, self._token_ns * tokens))
 
 
+class StepFit:
+    """A straight line through (tokens, nanoseconds) of the last steps; older ones count less and less."""
+
+    def __init__(self, memory: float = 0.99) -> None:
+        self._memory = memory
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, tokens: int, elapsed_ns: int) -> None:
+        keep = self._memory
+        self._weight = self._weight * keep + 1
+        self._x = self._x * keep + tokens
+        self._y = self._y * keep + elapsed_ns
+        self._xx = self._xx * keep + tokens * tokens
+        self._xy = self._xy * keep + tokens * elapsed_ns
+
+    def estimate(self, request_ns: int = 0) -> CostEstimate | None:
+        """None before the first step. Where all steps had one size, all of the cost is the step's own."""
+        if not self._weight:
+            return None
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        spread = self._xx / self._weight - mean_x * mean_x
+        slope = 0.0 if spread < 0.5 else (self._xy / self._weight - mean_x * mean_y) / spread
+        slope = min(max(0.0, slope), mean_y / max(mean_x, 1.0))
+        return CostEstimate(round(max(0.0, mean_y - slope * mean_x)), round(slope), request_ns)
+
+
 class DrainRate:
     """Requests that ended per second, over the last ones."""
 
@@ -38,6 +80,12 @@ class DrainRate:
     def observe(self, now: int) -> None:
         self._ends.append(now)
         del self._ends[: -self._window]
+
+    def request_ns(self, now: int) -> int:
+        """Nanoseconds between two ends; 0 while nothing is measured."""
+        if len(self._ends) < self._window or now <= self._ends[0]:
+            return 0
+        return (now - self._ends[0]) // len(self._ends)
 
     def seconds_for(self, requests: int, now: int) -> float:
         """How long until so many have ended, at the measured rate. Between 0.1 and 60; 1 while nothing is measured."""

@@ -15,16 +15,18 @@ def earliest(limits: Limits, submitted_at: int, *, admitted: bool, last_token_at
 
     Of two at the same time the earlier phase is named.
     """
-    candidates: list[Deadline] = []
+    when: int | None = None
+    kind = TimeLimit.TOTAL
     if limits.queue_ns is not None and not admitted:
-        candidates.append((submitted_at + limits.queue_ns, TimeLimit.QUEUE))
-    if limits.first_token_ns is not None and last_token_at is None:
-        candidates.append((submitted_at + limits.first_token_ns, TimeLimit.FIRST_TOKEN))
-    if limits.between_tokens_ns is not None and last_token_at is not None:
-        candidates.append((last_token_at + limits.between_tokens_ns, TimeLimit.BETWEEN_TOKENS))
-    if limits.total_ns is not None:
-        candidates.append((submitted_at + limits.total_ns, TimeLimit.TOTAL))
-    return min(candidates, key=lambda deadline: deadline[0], default=None)
+        when, kind = submitted_at + limits.queue_ns, TimeLimit.QUEUE
+    if last_token_at is None:
+        if limits.first_token_ns is not None and (when is None or submitted_at + limits.first_token_ns < when):
+            when, kind = submitted_at + limits.first_token_ns, TimeLimit.FIRST_TOKEN
+    elif limits.between_tokens_ns is not None and (when is None or last_token_at + limits.between_tokens_ns < when):
+        when, kind = last_token_at + limits.between_tokens_ns, TimeLimit.BETWEEN_TOKENS
+    if limits.total_ns is not None and (when is None or submitted_at + limits.total_ns < when):
+        when, kind = submitted_at + limits.total_ns, TimeLimit.TOTAL
+    return None if when is None else (when, kind)
 
 
 class Deadlines:

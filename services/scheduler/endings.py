@@ -17,6 +17,9 @@ from services.errors import (
     Unavailable,
 )
 from services.scheduler.calls import Finished, QueueFull, Reason, SubmitError, Usage
+from services.scheduler.degrade import Degraded
+from services.scheduler.lateness import TooLate
+from services.scheduler.quota import QuotaExceeded
 from services.scheduler.request_trace import Times
 
 Verdict = ServiceError
@@ -55,7 +58,19 @@ def of(finished: Finished, verdict: Verdict | None, times: Times) -> Ending:
 
 
 def of_submit_error(error: SubmitError, retry_after_s: float) -> ServiceError:
-    """What the core refused, in the contract's names. retry_after_s: where a full queue is the cause."""
+    """What the core refused, in the contract's names. retry_after_s: by the rate at which requests end."""
+    if isinstance(error, QuotaExceeded):
+        wait_s = retry_after_s if error.wait_ns is None else max(0.001, error.wait_ns / 1e9)
+        return ResourceExhausted(error.message, reason="QUOTA_EXCEEDED", field=error.field, retry_after_s=wait_s)
+    if isinstance(error, Degraded):
+        return ResourceExhausted(error.message, reason="DEGRADED", field=error.field, retry_after_s=retry_after_s)
+    if isinstance(error, TooLate):
+        return DeadlineExceeded(
+            error.message,
+            reason="TIME_LIMIT",
+            field=error.field,
+            metadata={"limit_kind": error.limit.value, "phase": "queue"},
+        )
     if isinstance(error, QueueFull):
         return ResourceExhausted(error.message, reason="QUEUE_FULL", field=error.field, retry_after_s=retry_after_s)
     return InvalidArgument(error.message, field=FIELDS.get(error.field, error.field))

@@ -9,15 +9,16 @@ Invariant: whatever changes the core hands its emissions to `_carry_out` and wak
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Tracer
 
-from executor.step import Slice, SliceResult, Step, StepResult
-from services.errors import Aborted, AlreadyExists, Cancelled, InvalidArgument, Unavailable
-from services.scheduler import endings
+from executor.step import StepResult
+from services.errors import Aborted, Cancelled, InvalidArgument, Unavailable
+from services.scheduler import endings, stepping
+from services.scheduler.alarm import Alarm
 from services.scheduler.calls import (
     Admitted,
     Displaced,
@@ -26,24 +27,27 @@ from services.scheduler.calls import (
     LaneId,
     LaneSpec,
     Load,
+    Phase,
     Plan,
     Preempted,
+    Reason,
     SequenceKey,
-    SequenceOutcome,
     SequenceView,
-    StepOutcome,
-    Submission,
     SubmitError,
     Tokens,
+    Usage,
 )
 from services.scheduler.core import SchedulerCore
-from services.scheduler.cost import DrainRate
-from services.scheduler.intake import Admission, ServedModel
+from services.scheduler.cost import DrainRate, StepFit
+from services.scheduler.intake import Admission, CacheUse, ServedModel
 from services.scheduler.live import FilledStep, LiveRequest
+from services.scheduler.named import Named
 from services.scheduler.observer import Observer, Refusal
 from services.scheduler.outbox import Drawn, Outbox
+from services.scheduler.prefixes import Pinned, PrefixConfig, Prefixes
 from services.scheduler.request_trace import RequestTrace
-from services.scheduler.tombstones import RequestName, Tombstones
+from services.scheduler.tombstones import Tombstones
+from services.scheduler.waits import Wait
 
 TICK_S: Final = 0.5
 
@@ -53,6 +57,7 @@ class EngineConfig:
     stream_buffer_tokens: int = 256
     slow_reader_ns: int = 30_000_000_000
     executor_grace_ns: int = 60_000_000_000
+    prefix: PrefixConfig = field(default_factory=PrefixConfig)
     losses_in_a_row: int = 5  # a request that loses its executor so often without a token between is given up
 
 
@@ -79,12 +84,14 @@ class Engine:
         self._observer = observer
         self._clock = clock
         self._live: dict[SequenceKey, LiveRequest] = {}
-        self._names: dict[RequestName, SequenceKey] = {}
+        self._named = Named()
         self._tombstones = Tombstones()
         self._lanes: dict[LaneId, _Lane] = {}
         self._drain_rate = DrainRate()
+        self._cost = StepFit()
+        self.prefixes = Prefixes(config.prefix)
         self._serial = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(lambda: self._after(self._core.expire(self._clock())))
         self._lost_since: int | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -111,42 +118,64 @@ class Engine:
         name = (caller.tenant, caller.request_id)
         if self._tombstones.take(name, caller.attempt, now):
             raise Cancelled("the request was aborted before it came", reason="ABORTED_EARLY")
-        older = self._superseded(name, caller.attempt)
+        older = self._named.superseded(name, caller.attempt)
         self._serial += 1
         key = f"{caller.tenant}/{caller.request_id}#{self._serial}"
+        if admission.resumed_to_its_end:
+            return self._end_resumed(key, admission, older, span, parent)
+        keys = self.prefixes.chain(caller.tenant, admission.cache, model.numerics)
         try:
-            accepted = self._core.submit(
-                Submission(
-                    key=key,
-                    tenant=caller.tenant,
-                    prompt_len=len(admission.prompt_ids),
-                    max_tokens=admission.max_tokens,
-                    limits=admission.limits,
-                    priority=caller.priority,
-                ),
-                now,
-            )
+            cost = self._cost.estimate(self._drain_rate.request_ns(now))
+            accepted = self._core.submit(stepping.measured(key, admission, keys), now, cost)
         except SubmitError as error:
             raise endings.of_submit_error(error, self._drain_rate.seconds_for(1, now)) from error
+        max_tokens = accepted.max_tokens or model.max_model_len - len(admission.prompt_ids)
+        live = self._enter(key, admission, accepted.position, max_tokens, older, span, parent)
+        live.keys, live.degraded = keys, accepted.degraded
+        self._after(())
+        return live
+
+    def _enter(
+        self,
+        key: SequenceKey,
+        admission: Admission,
+        position: int,
+        max_tokens: int,
+        older: LiveRequest | None,
+        span: Span,
+        parent: Context,
+    ) -> LiveRequest:
+        """A request is live from here on, in the place of `older`."""
+        now = self._clock()
         if older is not None:
-            self.cancel(older, Aborted(f"superseded by attempt {caller.attempt}", reason="SUPERSEDED"))
+            self.cancel(older, Aborted(f"superseded by attempt {admission.caller.attempt}", reason="SUPERSEDED"))
         live = LiveRequest(
             key=key,
             admission=admission,
-            position=accepted.position,
-            max_tokens=accepted.max_tokens or model.max_model_len - len(admission.prompt_ids),
-            numerics=model.numerics,
+            position=position,
+            max_tokens=max_tokens,
+            numerics=self.served_model().numerics,
             outbox=Outbox(self._config.stream_buffer_tokens, self._config.slow_reader_ns),
             trace=RequestTrace(self._tracer, parent, now),
             span=span,
-            ids=list(admission.prompt_ids),
+            ids=[*admission.prompt_ids, *admission.output_ids],
         )
-        live.trace.queued("new", now)
+        live.trace.queued("resumed" if admission.output_ids else "new", now)
         self._live[key] = live
-        self._names[name] = key
+        self._named.put(live)
         self._idle.clear()
         self._observer.accepted(live)
-        self._after(())
+        return live
+
+    def _end_resumed(
+        self, key: SequenceKey, admission: Admission, older: LiveRequest | None, span: Span, parent: Context
+    ) -> LiveRequest:
+        """An answer whose last token is drawn already, and whose end nobody could tell. There is nothing to compute,
+        so the core never sees it."""
+        live = self._enter(key, admission, 0, admission.max_tokens or len(admission.output_ids), older, span, parent)
+        reason = Reason.STOP if admission.ended_by_stop_id else Reason.LENGTH
+        usage = Usage(prompt_tokens=len(admission.prompt_ids), delivered=0, discarded=0)
+        self._finish(live, Finished(key, reason, usage, Phase.QUEUE), self._clock())
         return live
 
     def cancel(self, live: LiveRequest, verdict: endings.Verdict) -> None:
@@ -164,7 +193,7 @@ class Engine:
 
         attempt: which one is meant, with those before it; None: whichever is live.
         """
-        live = self._find(tenant, request_id)
+        live = self._named.find((tenant, request_id))
         current = 0 if live is None else live.admission.caller.attempt
         if live is None or (attempt is not None and attempt > current):
             self._tombstones.put((tenant, request_id), attempt, self._clock())
@@ -178,7 +207,7 @@ class Engine:
 
         attempt: whose tokens were counted; another one that is live by now goes on. None: whichever is live.
         """
-        live = self._find(tenant, request_id)
+        live = self._named.find((tenant, request_id))
         if live is None or attempt not in (None, live.admission.caller.attempt):
             return False
         if not 1 <= kept_tokens <= live.output_tokens:
@@ -188,8 +217,20 @@ class Engine:
                 limit=live.output_tokens,
             )
         live.trace.stopped()
-        self._after(self._core.stop(live.key, kept_tokens, self._clock()))
+        drawn_here = max(0, kept_tokens - len(live.admission.output_ids))
+        self._after(self._core.stop(live.key, drawn_here, self._clock()))
         return True
+
+    def pin(self, tenant: str, cache: CacheUse, prompt_ids: Sequence[int], ttl_ns: int) -> Pinned:
+        """Keeps what is cached of a prompt. Raises FailedPrecondition or Unavailable."""
+        numerics = self.served_model().numerics
+        return self.prefixes.pin(self._core, tenant, cache, numerics, prompt_ids, ttl_ns, self._clock())
+
+    def set_policy(self, name: str) -> str:
+        """Which policy orders the queue from now on. Returns the one before."""
+        previous = self._core.set_policy(name, self._clock())
+        self._after(())
+        return previous
 
     def load(self) -> Load:
         return self._core.load()
@@ -202,8 +243,13 @@ class Engine:
         """Live requests as the core sees them, oldest first."""
         return tuple((self._live[view.key], view) for view in self._core.sequences())
 
-    def age_ns(self, view: SequenceView) -> int:
-        return self._clock() - view.submitted_ns
+    def wait(self, view: SequenceView) -> Wait | None:
+        """Why a request waits, if it does."""
+        return self._core.wait(view.key)
+
+    def now(self) -> int:
+        """ns, of the clock that all times here are of."""
+        return self._clock()
 
     async def drain(self, limit_s: float) -> int:
         """Refuses new work, waits for the old, cancels what is left at the limit. How many were cancelled."""
@@ -224,7 +270,7 @@ class Engine:
         """Whether executors serve here whose tokens are not those of `numerics`."""
         return bool(self._lanes) and self.model is not None and self.model.numerics != numerics
 
-    def attach(self, lane: LaneId, spec: LaneSpec, model: ServedModel) -> asyncio.Event:
+    def attach(self, lane: LaneId, spec: LaneSpec, model: ServedModel, executor: str = "") -> asyncio.Event:
         """A lease was granted. The event is set whenever planning may have become possible.
 
         Requests that wait and were begun or checked for other numerics end: no executor here computes those any more.
@@ -236,8 +282,19 @@ class Engine:
         self._lost_since = None
         state = _Lane(asyncio.Event(), {})
         self._lanes[lane] = state
+        self.prefixes.attached(lane, executor, spec.block_size)
         self._after(self._core.attach(lane, spec, self._clock()))
         return state.wake
+
+    def close(self, lane: LaneId) -> None:
+        """Its executor is about to leave: what runs there may end there, nothing new comes."""
+        if lane in self._lanes:
+            self._core.close(lane, self._clock())
+            self._after(())
+
+    def is_empty(self, lane: LaneId) -> bool:
+        load = self._core.load().lanes.get(lane)
+        return load is None or not (load.running or load.steps_in_flight)
 
     def lose(self, lane: LaneId) -> None:
         """The lease is over; what ran there waits again."""
@@ -248,6 +305,7 @@ class Engine:
             self._lost_since = now
         self._observer.lost()
         self._after(self._core.lose(lane, now))
+        self.prefixes.lost(lane)
         for live in self.live_requests():
             if live.losses >= self._config.losses_in_a_row:
                 self.cancel(live, endings.lost_too_often(live.losses))
@@ -260,52 +318,23 @@ class Engine:
             return None
         self._lanes[lane].planned[plan.step_id] = (plan, now)
         self._carry_out((*plan.preempted, *plan.admitted), now, plan.step_id)
-        new: dict[int, LiveRequest] = {}
-        slices = []
-        for planned in plan.slices:
-            live = self._live[planned.key]
-            if planned.admitted:
-                new[planned.slot] = live
-            live.trace.computed()
-            slices.append(
-                Slice(
-                    slot=planned.slot,
-                    start=planned.start,
-                    count=planned.count,
-                    token_ids=live.ids_for(planned.start, planned.count),
-                    new_block_ids=planned.new_block_ids,
-                    samples=planned.samples,
-                    new=live.as_new_sequence() if planned.admitted else None,
-                )
-            )
-        tokens = sum(piece.count for piece in slices)
-        self._observer.planned(tokens, len(slices))
-        return FilledStep(Step(plan.step_id, tuple(slices)), new, tokens)
+        filled = stepping.fill(plan, self._live)
+        self._observer.planned(filled.tokens, len(plan.slices))
+        self.prefixes.collect(self._core)
+        return filled
 
     def apply(self, lane: LaneId, result: StepResult) -> None:
         """What a step gave: tokens go to their streams, endings too."""
         now = self._clock()
         plan, planned_ns = self._lanes[lane].planned.pop(result.step_id)
+        timings = result.timings
+        self._cost.observe(
+            sum(planned.count for planned in plan.slices), timings.prepare_ns + timings.forward_ns + timings.sample_ns
+        )
         self._observer.applied(now - planned_ns)
-        sampling = [planned for planned in plan.slices if planned.samples]
-        drawn: dict[SequenceKey, Drawn] = {}
-        outcomes = []
-        for planned, part in zip(sampling, result.results, strict=True):
-            drawn[planned.key] = Drawn(part.token_ids, part.logprobs)
-            outcomes.append(self._outcome(planned.key, part))
-        emissions = self._core.apply(lane, StepOutcome(result.step_id, tuple(outcomes)), now)
-        self._carry_out(emissions, now, result.step_id, drawn)
+        outcome, drawn = stepping.take_apart(plan, result, self._live)
+        self._carry_out(self._core.apply(lane, outcome, now), now, result.step_id, drawn)
         self._after(())
-
-    def _outcome(self, key: SequenceKey, part: SliceResult) -> SequenceOutcome:
-        live = self._live.get(key)
-        if live is None:
-            return SequenceOutcome(part.slot, len(part.token_ids), failed=part.error is not None)
-        if part.error is not None:
-            live.verdict = endings.of_row_error(part.error)
-            return SequenceOutcome(part.slot, 0, failed=True)
-        ended = part.token_ids[-1] in live.admission.sampling.stop_token_ids
-        return SequenceOutcome(part.slot, len(part.token_ids), ended=ended)
 
     # -- what every change leads to --------------------------------------------------------------------------------
 
@@ -324,23 +353,11 @@ class Engine:
     def _after(self, emissions: Iterable[Emission]) -> None:
         now = self._clock()
         self._carry_out(emissions, now)
-        self._arm(now)
+        self.prefixes.collect(self._core)
+        deadline = self._core.next_deadline()
+        self._alarm.set(None if deadline is None else deadline - now)
         for lane in self._lanes.values():
             lane.wake.set()
-
-    def _arm(self, now: int) -> None:
-        """One timer, at the core's next deadline."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline = self._core.next_deadline()
-        if deadline is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0, deadline - now) / 1e9, self._expire)
-
-    def _expire(self) -> None:
-        self._timer = None
-        self._after(self._core.expire(self._clock()))
 
     def _carry_out(
         self,
@@ -357,6 +374,8 @@ class Engine:
                 case Tokens():
                     live.deliver((drawn or {})[emission.key].first(emission.count), now)
                     live.losses = 0
+                    if keys := live.new_block_keys():
+                        self._core.extend(live.key, keys)
                     live.trace.token(step_id, now)
                     self._observer.tokens(live)
                 case Preempted() | Displaced():
@@ -368,9 +387,8 @@ class Engine:
                     self._finish(live, emission, now)
 
     def _finish(self, live: LiveRequest, finished: Finished, now: int) -> None:
-        caller = live.admission.caller
         del self._live[live.key]
-        self._names.pop((caller.tenant, caller.request_id), None)
+        self._named.drop(live)
         self._drain_rate.observe(now)
         phase = live.trace.phase
         times = live.trace.finished(finished.usage.delivered, now)
@@ -379,17 +397,3 @@ class Engine:
         if not self._live:
             self._idle.set()
         self._observer.ended(live, finished.usage, times, endings.outcome(ending, phase))
-
-    def _find(self, tenant: str, request_id: str) -> LiveRequest | None:
-        key = self._names.get((tenant, request_id))
-        return None if key is None else self._live[key]
-
-    def _superseded(self, name: RequestName, attempt: int) -> LiveRequest | None:
-        """The live request whose place this attempt takes. Raises AlreadyExists where it isn't a higher one."""
-        live = self._find(*name)
-        if live is None or attempt > live.admission.caller.attempt:
-            return live
-        raise AlreadyExists(
-            f"request {name[1]} is live with attempt {live.admission.caller.attempt}; a retry needs a higher attempt",
-            field="context.request_id",
-        )

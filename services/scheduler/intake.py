@@ -6,14 +6,17 @@ to a bad number, and nothing that this build does not serve is ignored.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from executor.step import SamplingParams
 from services import wire
 from services.callers import Caller
-from services.errors import DeadlineExceeded, InvalidArgument, Unimplemented
+from services.errors import Aborted, DeadlineExceeded, InvalidArgument
 from services.hops import keep_margin
 from services.scheduler.calls import Limits
 from tercet.v1 import common_pb2, scheduler_pb2
+
+MAX_SALT_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,14 @@ class LimitPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What a request makes of the prefix cache."""
+
+    salt: str | None = None  # None: shares with all of its tenant that name none
+    bypass: bool = False  # neither finds nor leaves anything
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """A request that is well-formed for the model served."""
 
@@ -45,6 +56,20 @@ class Admission:
     max_tokens: int | None
     limits: Limits  # durations from now
     effective: Limits  # as told to the caller: durations from the request's own start
+    output_ids: tuple[int, ...] = ()  # drawn elsewhere; the answer goes on behind them
+    cache: CacheUse = CacheUse()
+    size_bytes: int = 0  # of the message
+
+    @property
+    def resumed_to_its_end(self) -> bool:
+        """Whether nothing is left to draw: the server that drew the last token could not say so any more."""
+        if not self.output_ids:
+            return False
+        return self.ended_by_stop_id or len(self.output_ids) == self.max_tokens
+
+    @property
+    def ended_by_stop_id(self) -> bool:
+        return bool(self.output_ids) and self.output_ids[-1] in self.sampling.stop_token_ids
 
 
 def read_generate(
@@ -58,25 +83,80 @@ def read_generate(
 ) -> Admission:
     """The admission that a message asks for.
 
-    Raises InvalidArgument or Unimplemented naming the field; DeadlineExceeded where the time is already up.
+    Raises InvalidArgument or Unimplemented naming the field; DeadlineExceeded where the time is already up; Aborted
+    where an answer is to go on that was begun with other numerics.
     """
-    _refuse_unserved(request)
-    prompt = _prompt(request.prompt_ids, model)
+    cache = read_cache(request.cache)
+    prompt = read_prompt(_prompt_ids(request), model)
+    output = _resumed(request, caller, len(prompt), model) if request.HasField("resume") else ()
     max_tokens = _max_tokens(request.sampling, len(prompt), model, policy.default_max_tokens)
+    if max_tokens is not None and len(output) > max_tokens:
+        raise InvalidArgument(
+            f"resume.output_ids has {len(output)} tokens, more than max_tokens, {max_tokens}",
+            field="resume.output_ids",
+            limit=max_tokens,
+        )
+    if len(prompt) + len(output) == model.max_model_len:
+        max_tokens = len(output)  # the context is full
     sampling = _sampling(request.sampling, model, max_tokens, draw_seed)
     effective = _effective(request.limits, policy)
     limits = _remaining(effective, request.elapsed_ns, deadline_left_ns)
-    return Admission(caller, prompt, sampling, max_tokens, limits, effective)
+    return Admission(caller, prompt, sampling, max_tokens, limits, effective, output, cache, request.ByteSize())
 
 
-def _refuse_unserved(request: scheduler_pb2.SchedulerServiceGenerateRequest) -> None:
-    unserved = (("cache.salt", request.cache.HasField("salt")), ("resume", request.HasField("resume")))
-    for field, present in unserved:
-        if present:
-            raise Unimplemented(f"{field} is not served by this build", field=field)
+def read_cache(cache: common_pb2.CacheControl) -> CacheUse:
+    """Raises InvalidArgument naming the field."""
+    if len(cache.salt.encode()) > MAX_SALT_BYTES:
+        raise InvalidArgument(
+            f"cache.salt has {len(cache.salt.encode())} bytes; at most {MAX_SALT_BYTES} are allowed",
+            field="cache.salt",
+            limit=MAX_SALT_BYTES,
+        )
+    return CacheUse(cache.salt if cache.HasField("salt") else None, cache.bypass)
 
 
-def _prompt(prompt_ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
+def _prompt_ids(request: scheduler_pb2.SchedulerServiceGenerateRequest) -> Sequence[int]:
+    """A resumed request may carry its prompt in `resume` alone."""
+    if not request.resume.prompt_ids:
+        return request.prompt_ids
+    if request.prompt_ids and request.prompt_ids != request.resume.prompt_ids:
+        raise InvalidArgument("resume.prompt_ids differs from prompt_ids", field="resume.prompt_ids")
+    return request.resume.prompt_ids
+
+
+def _resumed(
+    request: scheduler_pb2.SchedulerServiceGenerateRequest, caller: Caller, prompt_len: int, model: ServedModel
+) -> tuple[int, ...]:
+    """The ids that another server drew, once all is there that makes going on exact."""
+    resume = request.resume
+    if not request.sampling.HasField("seed"):
+        raise InvalidArgument("resume needs sampling.seed, as told by Accepted", field="sampling.seed")
+    if caller.attempt < 2:
+        raise InvalidArgument(
+            f"context.attempt is {caller.attempt}; to resume is a further attempt, so it must be at least 2",
+            field="context.attempt",
+            limit=2,
+        )
+    if resume.numerics != model.numerics:
+        raise Aborted(
+            f"the answer was begun with numerics {resume.numerics or 'unnamed'}, and {model.numerics} are served here",
+            reason="NUMERICS_CHANGED",
+            field="resume.numerics",
+        )
+    room = model.max_model_len - prompt_len
+    if len(resume.output_ids) > room:
+        raise InvalidArgument(
+            f"resume.output_ids has {len(resume.output_ids)} tokens; behind a prompt of {prompt_len} tokens a context "
+            f"of {model.max_model_len} holds {room}",
+            field="resume.output_ids",
+            limit=room,
+        )
+    output = tuple(resume.output_ids)
+    _check_ids("resume.output_ids", output, model)
+    return output
+
+
+def read_prompt(prompt_ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
     if not prompt_ids:
         raise InvalidArgument("prompt_ids is empty; at least 1 token is needed", field="prompt_ids", limit=1)
     if len(prompt_ids) >= model.max_model_len:
@@ -88,14 +168,18 @@ def _prompt(prompt_ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
             limit=model.max_model_len - 1,
         )
     prompt = tuple(prompt_ids)
-    for index, token_id in enumerate(prompt):
+    _check_ids("prompt_ids", prompt, model)
+    return prompt
+
+
+def _check_ids(field: str, token_ids: Sequence[int], model: ServedModel) -> None:
+    for index, token_id in enumerate(token_ids):
         if token_id >= model.vocab_size:
             raise InvalidArgument(
-                f"prompt_ids[{index}] is {token_id}; the vocabulary has {model.vocab_size} tokens",
-                field="prompt_ids",
+                f"{field}[{index}] is {token_id}; the vocabulary has {model.vocab_size} tokens",
+                field=field,
                 limit=model.vocab_size - 1,
             )
-    return prompt
 
 
 def _max_tokens(

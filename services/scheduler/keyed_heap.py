@@ -1,8 +1,8 @@
 """Keys in ascending order of a value that may change: the queue and the deadlines are made of it.
 
-Knows neither sequences nor time. Invariant: a key has one living entry, and entries that died (removed, or given
-another order) never outnumber the living ones by more than a constant. So memory is O(keys), and operations are
-O(log keys), amortised.
+Knows neither sequences nor time. Invariant: a key has one living entry, which may stand before its place and never
+behind it; entries that died (removed, or given a lower order) never outnumber the living ones by more than a constant.
+So memory is O(keys), and operations are O(log keys), amortised.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,11 @@ class KeyedHeap:
         return None if living is None else living[0]
 
     def set(self, key: SequenceKey, order: Order) -> None:
-        if self.order(key) == order:
+        living = self._living.get(key)
+        if living is not None and living[0] <= order:
+            # Later than before: the entry that there is will be seen first, and corrected then. A key whose order
+            # grows at every step costs no push at every step.
+            self._living[key] = (order, living[1])
             return
         self._serial += 1
         self._living[key] = (order, self._serial)
@@ -50,17 +54,21 @@ class KeyedHeap:
     def first(self) -> tuple[Order, SequenceKey] | None:
         while self._entries:
             order, serial, key = self._entries[0]
-            if self._living.get(key) == (order, serial):
+            living = self._living.get(key)
+            if living == (order, serial):
                 return order, key
             heappop(self._entries)
+            if living is not None and living[1] == serial:
+                heappush(self._entries, (*living, key))
         return None
 
     def check(self) -> None:
         if len(self._entries) > 2 * len(self._living) + _SLACK:
             raise InvariantError(f"{len(self._entries)} heap entries for {len(self._living)} keys")
-        living = {(order, serial, key) for key, (order, serial) in self._living.items()}
-        if not living <= set(self._entries):
-            raise InvariantError("a living key has no heap entry")
+        entries = {(serial, key): order for order, serial, key in self._entries}
+        for key, (order, serial) in self._living.items():
+            if (serial, key) not in entries or entries[serial, key] > order:
+                raise InvariantError("a living key has no heap entry, or only one behind its place")
 
     def _compact(self) -> None:
         if len(self._entries) > 2 * len(self._living) + _SLACK:

@@ -7,13 +7,16 @@ they were planned.
 
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from services.scheduler.blocks import BlockPool
 from services.scheduler.calls import (
+    BlockKey,
     CoreConfig,
     InvariantError,
+    KvEvent,
     LaneId,
     LaneLoad,
     LaneSpec,
@@ -21,10 +24,11 @@ from services.scheduler.calls import (
     SequenceOutcome,
     StepOutcome,
 )
+from services.scheduler.prefix import PrefixCache
 from services.scheduler.sequence import Placement, Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """A sampling slice of a step in flight. The sequence may have ended since: then its placement is another."""
 
@@ -40,14 +44,18 @@ class Row:
 class InFlight:
     step_id: int
     rows: tuple[Row, ...]  # of the slices that sample, in the order of the plan
+    ends: tuple[tuple[Row, int], ...]  # of all slices: where each ends
     tokens: int  # positions in all slices
 
 
 class Lane:
-    def __init__(self, lane_id: LaneId, spec: LaneSpec, config: CoreConfig) -> None:
+    def __init__(
+        self, lane_id: LaneId, spec: LaneSpec, config: CoreConfig, tell: Callable[[KvEvent], None] | None = None
+    ) -> None:
         self.id = lane_id
         self.spec = spec
-        self.pool = BlockPool(spec.total_blocks)
+        self.cache = PrefixCache(lane_id, spec, int(config.tenant_cache_share * spec.total_blocks), tell)
+        self.pool = self.cache.pool
         # Tokens of a step that decodes never take: so a prompt advances however many sequences decode.
         self.prefill_minimum = min(config.prefill_chunk, spec.max_batched_tokens // 4)
         slots = min(spec.max_sequences, max(1, spec.max_batched_tokens - self.prefill_minimum))
@@ -59,18 +67,43 @@ class Lane:
         self.applied = 0  # id of the last applied step
         self.admissions = 0
         self.cool_until = 0  # steps below this id admit nobody while others run
+        self.cool_rank = 0  # but for what is strictly above this protection: that of the best victim
+        self.batch = 0  # sequences that the batch began with, under a static policy
 
-    def place(self, sequence: Sequence, *, reserved: bool) -> Placement:
+    def keys(self, sequence: Sequence) -> Series[BlockKey]:
+        """Of its full blocks, where they are of this lane's size."""
+        return sequence.block_keys if sequence.submission.key_block_size == self.spec.block_size else ()
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the start of a waiting sequence already. At least its last known token is left to compute:
+        without it there are no logits to draw from."""
+        return self.cache.find(self.keys(sequence), (sequence.known - 1) // self.spec.block_size)
+
+    def computing(self, sequence: Sequence, found: int) -> Sequence | None:
+        """Who computes the next block that a waiting sequence would, behind `found` found ones."""
+        keys = self.keys(sequence)
+        if found >= min(len(keys), (sequence.known - 1) // self.spec.block_size):
+            return None
+        holder = self.cache.promised(keys[found])
+        return holder if isinstance(holder, Sequence) else None
+
+    def place(self, sequence: Sequence, *, protection: int, reserved: bool, found: Series[int] = ()) -> Placement:
+        """`found`: what `find` gave just now."""
         self.admissions += 1
         placement = Placement(
             lane=self.id,
             slot=heappop(self.free_slots),
-            rank=(-sequence.submission.priority, self.admissions),
+            rank=(protection, self.admissions),
             settled=sequence.known,
             reserved=reserved,
         )
         sequence.placement = placement
         insort(self.running, sequence, key=lambda other: other.placed().rank)
+        self.cache.hold(found)
+        placement.blocks.extend(found)
+        placement.published = len(found)
+        sequence.start_from_cache(len(found) * self.spec.block_size)
+        self.cache.promise(self.keys(sequence)[len(found) :], sequence)
         return placement
 
     def vacate(self, sequence: Sequence) -> None:
@@ -79,7 +112,22 @@ class Lane:
         placement = sequence.placed()
         self.running.remove(sequence)
         heappush(self.free_slots, placement.slot)
-        self.pool.release(placement.blocks, placement.last_step)
+        self.cache.break_promises(self.keys(sequence)[placement.published :], sequence)
+        self.cache.release(placement.blocks, placement.last_step)
+
+    def publish(self, sequence: Sequence) -> None:
+        """What is confirmed, and whose ids are known, can be found by others from now on."""
+        placement, keys = sequence.placed(), self.keys(sequence)
+        first, last = placement.published, min(placement.confirmed // self.spec.block_size, len(keys))
+        if first < last:
+            parent = keys[first - 1] if first else b""
+            tenant = sequence.submission.tenant
+            self.cache.publish(parent, keys[first:last], placement.blocks[first:last], tenant)
+            placement.published = last
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """It failed, so what it read may be the cause: nobody is to find that again."""
+        self.cache.withdraw(sequence.placed().blocks)
 
     def busy(self, sequence: Sequence) -> bool:
         """Whether a step in flight references it."""
@@ -95,12 +143,21 @@ class Lane:
         expected = [row.placement.slot for row in step.rows]
         if [result.slot for result in outcome.outcomes] != expected:
             raise OutOfStep(f"lane {self.id}: step {step.step_id} sampled slots {expected}, others were answered")
-        for result in outcome.outcomes:
+        failed = set()
+        for row, result in zip(step.rows, outcome.outcomes, strict=True):
+            if result.failed:
+                failed.add(id(row.placement))
             if result.tokens != (0 if result.failed else 1):
                 raise OutOfStep(f"lane {self.id}: slot {result.slot} drew {result.tokens} tokens in one step")
         self.in_flight.popleft()
         self.applied = step.step_id
-        self.pool.applied(step.step_id)
+        self.cache.applied(step.step_id)
+        for row, end in step.ends:
+            sequence, placement = row.sequence, row.placement
+            if sequence.placement is placement and not (failed and id(placement) in failed):
+                placement.confirmed = end
+                if sequence.block_keys:
+                    self.publish(sequence)
         return tuple(zip(step.rows, outcome.outcomes, strict=True))
 
     def load(self) -> LaneLoad:
@@ -111,10 +168,12 @@ class Lane:
             blocks_live=self.pool.live,
             blocks_fenced=self.pool.fenced,
             blocks_free=self.pool.free,
+            blocks_cached=self.pool.cached,
         )
 
     def check(self, config: CoreConfig) -> None:
-        self.pool.check(sequence.placed().blocks for sequence in self.running)
+        self.cache.check([sequence.placed().blocks for sequence in self.running])
+        self.cache.check_promises(self.running)
         used = [sequence.placed().slot for sequence in self.running]
         if sorted(used + self.free_slots) != list(range(self.slots)):
             raise InvariantError(f"lane {self.id}: slots {used} used and {self.free_slots} free of {self.slots}")
@@ -148,6 +207,13 @@ class Lane:
             raise InvariantError(f"{name}: a draw is in flight with {placement.computed} of {sequence.known} computed")
         if placement.last_step > self.planned:
             raise InvariantError(f"{name}: step {placement.last_step} was never planned")
+        if not placement.confirmed <= placement.computed:
+            raise InvariantError(f"{name}: confirmed {placement.confirmed} of {placement.computed} computed")
+        if placement.published * self.spec.block_size > placement.confirmed:
+            raise InvariantError(f"{name}: {placement.published} blocks published, {placement.confirmed} confirmed")
+        first_written = placement.computed // self.spec.block_size
+        if any(self.cache.knows(block) or self.pool.holders(block) > 1 for block in placement.blocks[first_written:]):
+            raise InvariantError(f"{name}: a block that others find or hold is about to be written")
         positions = sequence.bound - 1 if placement.reserved else placement.computed
         if len(placement.blocks) != self.spec.blocks_for(positions):
             raise InvariantError(f"{name}: {len(placement.blocks)} blocks for {positions} positions")

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services import trace_context, wire
 from services.errors import FailedPrecondition, ServiceError
+from services.health import READY
 from services.rpc_errors import from_rpc_error
 from services.scheduler.calls import LaneSpec, OutOfStep
 from services.scheduler.cost import StepCost
@@ -70,6 +72,7 @@ class Lease:
         changed: Callable[[], None],
     ) -> None:
         self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+        self._health = health_pb2_grpc.HealthStub(channel)
         self._engine = engine
         self._scheduler_id = scheduler_id
         self._changed = changed
@@ -77,6 +80,7 @@ class Lease:
         self._sent: dict[int, int] = {}  # steps in flight -> their tokens
         self._taken = 0  # the last step whose result was taken
         self._told = ""  # which reason was logged last
+        self._leaving = False  # the executor drains: its last sequences end there, then the lease does
         self.state = LeaseState(target, "not connected yet")
 
     @property
@@ -167,21 +171,23 @@ class Lease:
         )
         self._sent.clear()
         self._taken = 0
-        wake = self._engine.attach(lane, spec, model)
+        self._leaving = False
+        wake = self._engine.attach(lane, spec, model, self.state.target)
         self._told = ""
         log.info("lease granted", extra={"executor": self.state.target, "epoch": self.state.epoch})
         self._changed()
         sender = asyncio.create_task(self._send(call, lane, wake))
         receiver = asyncio.create_task(self._receive(call, lane))
+        watcher = asyncio.create_task(self._watch(lane))
         try:
             await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
             if sender.done():
                 sender.result()
             await receiver
         finally:
-            sender.cancel()
-            receiver.cancel()
-            await asyncio.gather(sender, receiver, return_exceptions=True)
+            for task in (sender, receiver, watcher):
+                task.cancel()
+            await asyncio.gather(sender, receiver, watcher, return_exceptions=True)
             self._engine.lose(lane)
 
     async def _send(self, call: Any, lane: str, wake: asyncio.Event) -> None:
@@ -193,7 +199,24 @@ class Lease:
                     await call.write(executor_pb2.ExecutorServiceRunRequest(step=self._message(filled)))
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     return
+            if self._leaving and self._engine.is_empty(lane):
+                await call.done_writing()  # the executor waits for its owner to leave
+                return
             await wake.wait()
+
+    async def _watch(self, lane: str) -> None:
+        """An executor that was ready when it granted the lease, and no longer is, drains."""
+        call = self._health.Watch(health_pb2.HealthCheckRequest(service=READY))
+        try:
+            async for answer in call:
+                if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING and not self._leaving:
+                    self._leaving = True
+                    self._tell("the executor is draining", "DRAINING", logging.INFO)
+                    self._engine.close(lane)
+        except grpc.aio.AioRpcError:
+            pass  # it does not say; the stream of steps tells when it has gone
+        finally:
+            call.cancel()
 
     def _message(self, filled: FilledStep) -> executor_pb2.Step:
         labels = tuple(

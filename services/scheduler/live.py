@@ -7,10 +7,12 @@ from opentelemetry.trace import Span
 
 from executor.step import NewSequence, Step
 from services.errors import ServiceError
-from services.scheduler.calls import SequenceKey
+from services.scheduler.calls import BlockKey, SequenceKey
+from services.scheduler.core_limits import Rung
 from services.scheduler.endings import Ending
 from services.scheduler.intake import Admission
 from services.scheduler.outbox import Drawn, Outbox
+from services.scheduler.prefix_keys import KeyChain
 from services.scheduler.request_trace import RequestTrace
 
 
@@ -27,6 +29,8 @@ class LiveRequest:
     trace: RequestTrace
     span: Span  # the call's own
     ids: list[int]  # prompt, then output
+    keys: KeyChain | None = None  # of the blocks that `ids` fill; None: it takes no part in the prefix cache
+    degraded: tuple[Rung, ...] = ()  # what it goes without
     losses: int = 0  # of its executor, since the last token
     verdict: ServiceError | None = None  # why the engine cancels it, if it does
     readable: asyncio.Event = field(default_factory=asyncio.Event)
@@ -35,8 +39,13 @@ class LiveRequest:
     def output_tokens(self) -> int:
         return len(self.ids) - len(self.admission.prompt_ids)
 
-    def as_new_sequence(self) -> NewSequence:
-        return NewSequence(self.admission.sampling, len(self.admission.prompt_ids))
+    def as_new_sequence(self, start: int) -> NewSequence:
+        """Of which [0, start) was found in the prefix cache."""
+        return NewSequence(self.admission.sampling, len(self.admission.prompt_ids), tuple(self.ids[:start]))
+
+    def new_block_keys(self) -> tuple[BlockKey, ...]:
+        """Keys of the blocks that became full since the last call."""
+        return () if self.keys is None else self.keys.grow(self.ids)
 
     def ids_for(self, start: int, count: int) -> tuple[int, ...]:
         """The known ids of these positions; none where the last one is still being drawn on the device."""

@@ -1,56 +1,108 @@
-"""In which order sequences leave the queue: a table of policies, and the queue that follows one of them.
+"""In which order sequences leave the queue: a table of policies.
 
-A policy is a function of one sequence to a tuple; the lowest leaves first. It is computed when the sequence enters
-the queue. The queue knows no lanes. Invariant: `tokens` is the sum of the known lengths of those that wait.
+A policy is a row of pure functions of one sequence and a few yes-or-no traits; nothing here changes anything or knows
+the queue, lanes or time. All rows are made of the same three steps. *Class*: an integer from 0 (soonest) up; waiting
+lowers it to 0 in AGING_RUNGS equal rungs, so nobody starves and a sequence is re-keyed at most that often. *Flow*: in
+a class all wait in one line, or each tenant in its own and the tenant served least comes first. *Key*: the order in
+a line.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
 
-from services.scheduler.calls import SequenceKey
-from services.scheduler.keyed_heap import KeyedHeap, Order
+from services.scheduler.core_limits import TOP_PRIORITY
+from services.scheduler.deadlines import earliest
+from services.scheduler.keyed_heap import Order
 from services.scheduler.sequence import Sequence
 
-Policy = Callable[[Sequence], Order]
+AGING_RUNGS: Final = 4
+
+CachedTokens = Callable[[Sequence], int]  # of its known tokens, how many a lane has computed for others already
 
 
-def fcfs(sequence: Sequence) -> Order:
-    """First come, first served. A preempted sequence comes back at its arrival rank, so it is next."""
+class Batching(Enum):
+    CONTINUOUS = "continuous"  # anyone joins and leaves at every step
+    COMPACT = "compact"  # nobody joins before the whole batch has ended; a row that ended costs nothing
+    PADDED = "padded"  # likewise; a row that ended goes on costing a token of every step, and keeps its slot
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    key: Callable[[Sequence], Order]  # ends with the arrival, so it is unique
+    base: Callable[[Sequence], int] | None = None  # class at enqueue; None: all in class 0, and nobody ages
+    by_priority: bool = False  # the class is the priority's, and protects a running sequence too
+    preempts: bool = False  # a higher priority takes slots and blocks from running work of a strictly lower class
+    by_tenant: bool = False
+    prefers_cached: bool = False  # of the oldest ones, the longest cached prefix first
+    refuses_late: bool = False  # a submission that can't make its limits is refused
+    batching: Batching = Batching.CONTINUOUS
+    reserves: bool = False  # blocks for the whole need are held from admission on
+
+
+def by_arrival(sequence: Sequence) -> Order:
+    """A preempted sequence comes back at its arrival rank, so it is next."""
     return (sequence.arrival,)
 
 
-POLICIES: dict[str, Policy] = {"fcfs": fcfs}
+def by_deadline(sequence: Sequence) -> Order:
+    """Its earliest time limit; those without one come last."""
+    deadline = earliest(
+        sequence.submission.limits,
+        sequence.submitted_at,
+        admitted=sequence.admitted,
+        last_token_at=sequence.last_token_at,
+    )
+    return (1, 0, sequence.arrival) if deadline is None else (0, deadline[0], sequence.arrival)
 
 
-class WaitingQueue:
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._heap = KeyedHeap()
-        self._sequences: dict[SequenceKey, Sequence] = {}  # same keys as the heap
-        self.tokens = 0
+def priority_class(sequence: Sequence) -> int:
+    return max(0, TOP_PRIORITY - sequence.submission.priority)
 
-    def __len__(self) -> int:
-        return len(self._sequences)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        """By the time of entering, not by policy."""
-        return iter(self._sequences.values())
+def size_class(sequence: Sequence) -> int:
+    """Doublings of the tokens to compute: so there are few classes, and equals are served by arrival."""
+    return sequence.known.bit_length()
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return self._sequences.get(sequence.key) is sequence
 
-    def push(self, sequence: Sequence) -> None:
-        self._sequences[sequence.key] = sequence
-        self._heap.set(sequence.key, self._policy(sequence))
-        self.tokens += sequence.known
+POLICIES: Final[dict[str, Policy]] = {
+    "fcfs": Policy(by_arrival),
+    "priority": Policy(by_arrival, base=priority_class, by_priority=True, preempts=True),
+    "fair": Policy(by_arrival, base=priority_class, by_priority=True, preempts=True, by_tenant=True),
+    "deadline": Policy(by_deadline, refuses_late=True),
+    "shortest": Policy(by_arrival, base=size_class),
+    "cache": Policy(by_arrival, prefers_cached=True),
+    # Baselines, for measurements only.
+    "static-padded": Policy(by_arrival, batching=Batching.PADDED),
+    "static-compact": Policy(by_arrival, batching=Batching.COMPACT),
+    "reserve": Policy(by_arrival, reserves=True),
+}
 
-    def remove(self, sequence: Sequence) -> None:
-        del self._sequences[sequence.key]
-        self._heap.discard(sequence.key)
-        self.tokens -= sequence.known
 
-    def first(self) -> Sequence | None:
-        first = self._heap.first()
-        return None if first is None else self._sequences[first[1]]
+def policy_named(name: str) -> Policy:
+    """Raises ValueError."""
+    if name not in POLICIES:
+        raise ValueError(f"policy {name!r} is unknown; there are {', '.join(POLICIES)}")
+    return POLICIES[name]
 
-    def check(self) -> None:
-        self._heap.check()
+
+def class_of(policy: Policy, sequence: Sequence) -> int:
+    """The class now: 0 once it has aged to the end, whatever it began with."""
+    if policy.base is None:
+        return 0
+    base = policy.base(sequence)
+    return base - base * min(sequence.aged, AGING_RUNGS) // AGING_RUNGS
+
+
+def protection(policy: Policy, sequence: Sequence) -> int:
+    """First part of a running sequence's rank, lower is better: what it aged to is kept while it runs."""
+    if policy.by_priority:
+        return class_of(policy, sequence) - TOP_PRIORITY
+    return -sequence.submission.priority
+
+
+def claim(sequence: Sequence) -> int:
+    """What a waiting sequence must be strictly below to preempt: its own priority. Waiting long wins places that get
+    free, and never takes them: so two can't take turns at preempting each other."""
+    return max(0, TOP_PRIORITY - sequence.submission.priority) - TOP_PRIORITY

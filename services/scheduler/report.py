@@ -3,6 +3,7 @@
 Owns what each number means; counts each request once. Must not decide anything.
 """
 
+import logging
 from typing import Final
 
 import psutil
@@ -16,6 +17,8 @@ from services.scheduler.calls import Load, Totals, Usage
 from services.scheduler.live import LiveRequest
 from services.scheduler.observer import Refusal
 from services.scheduler.request_trace import Times
+
+log = logging.getLogger(__name__)
 
 # The first word of an outcome, or the whole, -> the metrics' closed set.
 METRIC_OUTCOMES = {
@@ -83,6 +86,8 @@ class SchedulerReport:
         why = REJECTED.get(type(error))
         if why is not None and error.field == "queued_tokens":
             why = "tokens_full"
+        if why is not None and error.reason in ("QUOTA_EXCEEDED", "DEGRADED"):
+            why = "quota" if error.reason == "QUOTA_EXCEEDED" else "degraded"
         outcome = endings.failure(error, names.SPAN_QUEUE) if why is None else f"rejected.{why}"
         self._metrics.received.inc()
         self._metrics.requests[metric_outcome(outcome)].inc()
@@ -133,8 +138,12 @@ class SchedulerReport:
         self._write(live, usage, times, outcome)
 
     def load(self, load: Load, totals: Totals) -> None:
+        if load.rungs != self._load.rungs:
+            names_of = ", ".join(rung.name.lower() for rung in load.rungs) or "none"
+            log.warning("degrade ladder: %d rungs in force (%s)", len(load.rungs), names_of)
         self._load = load
         metrics = self._metrics
+        metrics.degrade_rungs.set(len(load.rungs))
         metrics.waiting.set(load.waiting)
         metrics.waiting_tokens.set(load.waiting_tokens)
         lanes = load.lanes.values()
@@ -152,6 +161,8 @@ class SchedulerReport:
         metrics, span = self._metrics, live.span
         label = metric_outcome(outcome)
         metrics.requests[label].inc()
+        for rung in live.degraded:
+            metrics.degraded[rung.name.lower()].inc()
         metrics.prompt_tokens.inc(usage.prompt_tokens)
         metrics.cached_tokens.inc(usage.cached_tokens)
         metrics.sampled_tokens.inc(usage.delivered + usage.discarded)

@@ -3,6 +3,7 @@
 Knows lengths, never ids. Ranges of positions, for a placed sequence:
 
     [0, computed)       K and V are written, or will be by a step in flight
+    [0, confirmed)      K and V are written: found in the cache, or the step that computed them was applied
     [computed, length)  known or in flight, to be computed: what a slice takes from
     [0, known)          ids are in the shell's hands: prompt, resumed output, delivered tokens
     [known, length)     placeholders: drawn by steps in flight, at most one a step
@@ -11,7 +12,16 @@ Knows lengths, never ids. Ranges of positions, for a placed sequence:
 
 from dataclasses import dataclass, field
 
-from services.scheduler.calls import InvariantError, LaneId, Phase, SequenceKey, SequenceView, Submission, Usage
+from services.scheduler.calls import (
+    BlockKey,
+    InvariantError,
+    LaneId,
+    Phase,
+    SequenceKey,
+    SequenceView,
+    Submission,
+    Usage,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -20,11 +30,13 @@ class Placement:
 
     lane: LaneId
     slot: int
-    rank: tuple[int, int]  # lower is better protected: (-priority, number of the admission)
+    rank: tuple[int, int]  # lower is better protected: (policy.protection, number of the admission)
     settled: int  # known tokens at admission: computing them is prefill
     reserved: bool = False  # blocks hold its whole need since admission; so it is never a victim
     blocks: list[int] = field(default_factory=list)  # cover [0, computed); exactly, unless reserved
     computed: int = 0
+    confirmed: int = 0
+    published: int = 0  # blocks at the head of the table that the prefix cache knows of
     pending: int = 0  # draws in flight; while there are any, computed >= known
     last_step: int = 0  # the last planned step with a slice of it
 
@@ -42,15 +54,30 @@ class Sequence:
     admitted: bool = False  # ever
     preemptions: int = 0
     recomputed: int = 0  # positions
+    expected_output: int | None = None  # tokens, where max_tokens is absent and its tenant's past says something
+    charged: bool = False  # its prompt is on its tenant's account
+    aged: int = 0  # how often waiting bettered its class
+    aged_at: int = 0  # when it did last, or when the wait began
+    passed: int = 0  # admissions of others that it stood before in the queue
+    claimed: LaneId | None = None  # the lane that made room for it
+    left: int = 0  # plans of lanes that could take it and left it to a better one, since it last ran
     prefill_chunks: int = 0
+    cached: int | None = None  # prompt tokens found in the cache at the first admission
+    given_up: int = 0  # positions computed when it lost its last placement
+    block_keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of what is known; may lag behind
+    key: SequenceKey = field(init=False)
+    known: int = field(init=False)  # tokens: prompt, resumed output, delivered
 
-    @property
-    def key(self) -> SequenceKey:
-        return self.submission.key
+    def __post_init__(self) -> None:
+        self.block_keys = list(self.submission.block_keys)
+        self.aged_at = self.queued_at
+        self.key = self.submission.key
+        self.known = self.submission.prompt_len + self.submission.output_len
 
-    @property
-    def known(self) -> int:
-        return self.submission.prompt_len + self.submission.output_len + self.delivered
+    def deliver(self, tokens: int, now: int) -> None:
+        self.delivered += tokens
+        self.known += tokens
+        self.last_token_at = now
 
     @property
     def bound(self) -> int:
@@ -71,7 +98,11 @@ class Sequence:
     @property
     def missing(self) -> int:
         """The one idea: computed chases the length."""
-        return self.target - (0 if self.placement is None else self.placement.computed)
+        placement, most = self.placement, self.bound - 1
+        if placement is None:
+            return min(self.known, most)
+        length = self.known + placement.pending
+        return (length if length < most else most) - placement.computed
 
     @property
     def phase(self) -> Phase:
@@ -84,12 +115,22 @@ class Sequence:
             raise InvariantError(f"{self.key} has no placement")
         return self.placement
 
+    def start_from_cache(self, start: int) -> None:
+        """Placed with [0, start) found in the cache."""
+        placement = self.placed()
+        placement.computed = placement.confirmed = start
+        if self.cached is None:
+            self.cached = min(start, self.submission.prompt_len)
+        self.recomputed -= min(start, self.given_up)
+        self.given_up = 0
+
     def displace(self, now: int) -> int:
         """Back to waiting; the caller has seen to blocks and slot. Returns the positions to be computed again."""
         recompute = self.placed().computed
         self.placement = None
         self.recomputed += recompute
-        self.queued_at = now
+        self.given_up = recompute
+        self.queued_at = self.aged_at = now
         return recompute
 
     def usage(self, kept: int) -> Usage:
@@ -99,6 +140,7 @@ class Sequence:
             prompt_tokens=self.submission.prompt_len,
             delivered=kept,
             discarded=self.delivered - kept + pending,
+            cached_tokens=self.cached or 0,
             preemptions=self.preemptions,
             recomputed_tokens=self.recomputed,
             prefill_chunks=self.prefill_chunks,

@@ -12,13 +12,15 @@ from typing import Any, Final
 from services import wire
 from services.callers import Caller, read_caller
 from services.errors import Cancelled as CancelledByCaller
-from services.errors import InvalidArgument, ServiceError, Unimplemented
+from services.errors import InvalidArgument, ServiceError
 from services.health import Readiness
 from services.rpc_server import call_context
+from services.scheduler import kv_messages
 from services.scheduler.calls import Limits, Phase, SequenceView, TimeLimit
+from services.scheduler.core_limits import Rung
 from services.scheduler.endings import Completed
 from services.scheduler.engine import Engine
-from services.scheduler.intake import LimitPolicy, read_generate
+from services.scheduler.intake import LimitPolicy, read_cache, read_generate, read_prompt
 from services.scheduler.lease import SCHEMA_REVISION, Lease
 from services.scheduler.live import LiveRequest
 from services.scheduler.observer import Refusal
@@ -36,6 +38,12 @@ LIMIT_KINDS: Final = {
     TimeLimit.FIRST_TOKEN: common_pb2.TIME_LIMIT_KIND_FIRST_TOKEN,
     TimeLimit.BETWEEN_TOKENS: common_pb2.TIME_LIMIT_KIND_BETWEEN_TOKENS,
     TimeLimit.TOTAL: common_pb2.TIME_LIMIT_KIND_TOTAL,
+}
+RUNGS: Final = {
+    Rung.PREFILL_SHARE: scheduler_pb2.DEGRADE_RUNG_PREFILL_SHARE,
+    Rung.SINGLE_ANSWER: scheduler_pb2.DEGRADE_RUNG_SINGLE_ANSWER,
+    Rung.MAX_TOKENS: scheduler_pb2.DEGRADE_RUNG_MAX_TOKENS,
+    Rung.ADMISSION: scheduler_pb2.DEGRADE_RUNG_ADMISSION,
 }
 STATES: Final = {
     Phase.QUEUE: scheduler_pb2.REQUEST_STATE_WAITING,
@@ -75,7 +83,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 yield scheduler_pb2.SchedulerServiceGenerateResponse(delta=_delta(event))
             if isinstance(event, ServiceError):
                 raise event
-            yield scheduler_pb2.SchedulerServiceGenerateResponse(finished=_finished(event))
+            yield scheduler_pb2.SchedulerServiceGenerateResponse(
+                finished=_finished(event, len(live.admission.output_ids))
+            )
         finally:
             self._engine.cancel(live, CancelledByCaller("the caller is gone"))
 
@@ -153,8 +163,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def WatchKvEvents(
         self, request: scheduler_pb2.SchedulerServiceWatchKvEventsRequest, context: Context
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceWatchKvEventsResponse]:
-        raise Unimplemented("WatchKvEvents is not served by this build", field="WatchKvEvents")
-        yield  # makes this a generator, as the method's kind asks
+        first = request.from_sequence if request.HasField("from_sequence") else None
+        async for numbered in self._engine.prefixes.log.watch(first):
+            yield kv_messages.event(numbered)
 
     async def ListRequests(
         self, request: scheduler_pb2.SchedulerServiceListRequestsRequest, context: Context
@@ -172,18 +183,25 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
     def _snapshot(self, live: LiveRequest, view: SequenceView) -> scheduler_pb2.RequestSnapshot:
+        wait, now = self._engine.wait(view), self._engine.now()
+        executors = {lease.lane: lease.state.target for lease in self._leases}
         return scheduler_pb2.RequestSnapshot(
             request_id=live.admission.caller.request_id,
             tenant=live.admission.caller.tenant,
             state=scheduler_pb2.REQUEST_STATE_PREEMPTED
             if view.phase is Phase.QUEUE and view.preemptions
             else STATES[view.phase],
-            age_ns=self._engine.age_ns(view),
+            age_ns=now - view.submitted_ns,
             prompt_tokens=view.prompt_len,
-            output_tokens=view.delivered,
+            output_tokens=live.output_tokens,
             computed_tokens=view.computed,
             blocks=view.blocks,
             preemptions=view.preemptions,
+            priority=view.priority,
+            waits_for="" if wait is None else wait.reason,
+            waited_ns=0 if wait is None else now - wait.since,
+            position=0 if wait is None else wait.position,
+            executor="" if view.lane is None else executors.get(view.lane, ""),
         )
 
     async def Drain(
@@ -196,18 +214,30 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def PinPrefix(
         self, request: scheduler_pb2.SchedulerServicePinPrefixRequest, context: Context
     ) -> scheduler_pb2.SchedulerServicePinPrefixResponse:
-        raise Unimplemented("PinPrefix is not served by this build", field="PinPrefix")
+        caller = read_caller(request.context, call_context(context).metadata, "")
+        prompt_ids = read_prompt(request.prompt_ids, self._engine.served_model())
+        pinned = self._engine.pin(caller.tenant, read_cache(request.cache), prompt_ids, request.ttl_ns)
+        return scheduler_pb2.SchedulerServicePinPrefixResponse(pinned_tokens=pinned.tokens, ttl_ns=pinned.ttl_ns)
 
     async def SetPolicy(
         self, request: scheduler_pb2.SchedulerServiceSetPolicyRequest, context: Context
     ) -> scheduler_pb2.SchedulerServiceSetPolicyResponse:
-        raise Unimplemented("SetPolicy is not served by this build", field="SetPolicy")
+        if request.policy not in POLICIES:
+            raise InvalidArgument(
+                f"policy is {request.policy!r}; it must be one of {', '.join(POLICIES)}", field="policy"
+            )
+        return scheduler_pb2.SchedulerServiceSetPolicyResponse(previous=self._engine.set_policy(request.policy))
+
+    def _policies(self) -> tuple[str, ...]:
+        """The one in use first."""
+        used = self._engine.load().policy
+        return (used, *(name for name in POLICIES if name != used))
 
     async def Describe(
         self, request: scheduler_pb2.SchedulerServiceDescribeRequest, context: Context
     ) -> scheduler_pb2.SchedulerServiceDescribeResponse:
         answer = scheduler_pb2.SchedulerServiceDescribeResponse(
-            schema_revision=SCHEMA_REVISION, policies=tuple(POLICIES), config_hash=self._config_hash
+            schema_revision=SCHEMA_REVISION, policies=self._policies(), config_hash=self._config_hash
         )
         serving = [lease for lease in self._leases if not lease.state.reason]
         known = [lease.state.description for lease in serving or self._leases if lease.state.description is not None]
@@ -258,6 +288,7 @@ def _accepted(live: LiveRequest) -> scheduler_pb2.SchedulerAccepted:
         max_tokens=live.max_tokens,
         request_id=live.admission.caller.request_id,
         numerics=live.numerics,
+        degraded=[RUNGS[rung] for rung in live.degraded],
     )
 
 
@@ -267,7 +298,8 @@ def _delta(drawn: Drawn) -> scheduler_pb2.TokenDelta:
     )
 
 
-def _finished(completed: Completed) -> scheduler_pb2.SchedulerFinished:
+def _finished(completed: Completed, resumed: int) -> scheduler_pb2.SchedulerFinished:
+    """Its usage is the whole answer's: the `resumed` tokens that another scheduler drew count too."""
     finished, times = completed.finished, completed.times
     usage = finished.usage
     return scheduler_pb2.SchedulerFinished(
@@ -275,8 +307,8 @@ def _finished(completed: Completed) -> scheduler_pb2.SchedulerFinished:
         usage=common_pb2.Usage(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
-            delivered_tokens=usage.delivered,
-            sampled_tokens=usage.delivered + usage.discarded,
+            delivered_tokens=resumed + usage.delivered,
+            sampled_tokens=resumed + usage.delivered + usage.discarded,
             discarded_tokens=usage.discarded,
             preemptions=usage.preemptions,
             recomputed_tokens=usage.recomputed_tokens,

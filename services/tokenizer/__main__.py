@@ -58,6 +58,7 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
             EdgeIdentity(name, template is not None, process.config_hash),
             tracer,
             EdgeReport(TokenizerMetrics.make(process.metrics.registry, name), name, config.slow_request_s),
+            config.resume_grace_s,
         )
         servicer = TokenizerServicer(edge, model, prompts)
         watching = asyncio.create_task(chain.watch())

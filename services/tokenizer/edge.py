@@ -1,7 +1,8 @@
 """The text edge: a prompt's text to ids, the scheduler's ids to text. The gRPC front door and the gateway stand on it.
 
 Owns a request's life at the edge: encode, call the scheduler, detokenize, find stop strings, stop the scheduler there.
-All its state is local to one generator, so closing the generator ends everything.
+All its state is local to one generator, so closing the generator ends everything. What a scheduler's death costs the
+caller is time: detokenizer and stop matcher stay here, and `upstream` goes on with the ids.
 """
 
 import asyncio
@@ -22,12 +23,15 @@ from services.errors import InvalidArgument, NotFound, Unavailable, Unimplemente
 from services.gateway.engine import EngineCall
 from services.hops import keep_margin
 from services.rpc_errors import from_rpc_error
+from services.tokenizer import upstream
 from services.tokenizer.answer import Answer, AnswerRules
 from services.tokenizer.chain import Chain, ChainState
 from services.tokenizer.invalid import InvalidText
 from services.tokenizer.prompts import Prompts
 from services.tokenizer.report import EdgeReport, Told
+from services.tokenizer.resume import Rest, check_resume, unknown_logprobs
 from services.tokenizer.text import TextModel
+from services.tokenizer.upstream import Upstream
 from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, tokenizer_pb2
 
 Request = tokenizer_pb2.TokenizerServiceGenerateRequest
@@ -36,6 +40,7 @@ SchedulerRequest = scheduler_pb2.SchedulerServiceGenerateRequest
 SchedulerResponse = scheduler_pb2.SchedulerServiceGenerateResponse
 
 STOP_CALL_S: Final = 5.0
+RESUME_GRACE_S: Final = 60.0
 CUT_S: Final = 1.0  # for telling the callers
 
 log = logging.getLogger(__name__)
@@ -62,6 +67,7 @@ class TextEdge:
         identity: EdgeIdentity,
         tracer: Tracer,
         report: EdgeReport,
+        resume_grace_s: float = RESUME_GRACE_S,
     ) -> None:
         self._model = model
         self._prompts = prompts
@@ -70,6 +76,7 @@ class TextEdge:
         self._identity = identity
         self._tracer = tracer
         self._report = report
+        self._resume_grace_s = resume_grace_s
         self._live = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -127,51 +134,75 @@ class TextEdge:
         except InvalidText as error:
             raise InvalidArgument(str(error), field=error.field) from error
         began = time.monotonic_ns()
-        prompt_ids = await self._prompts.encode(request, call.context)
+        prompt_ids = await self._prompt_ids(request, call)
         told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
-        if self._cut:
-            raise _drained()
-        stream = self._scheduler.Generate(
+        rest = Rest(request.resume.chars_delivered, len(request.resume.output_ids))
+        replayed = answer.push(request.resume.output_ids, unknown_logprobs(request))
+        source = Upstream(
             self._message(request, caller, prompt_ids, call),
-            timeout=_left_s(call),
-            metadata=trace_context.inject(told.span),
+            lambda message: self._open(message, call, told),
+            lambda: time.monotonic_ns() - call.started_ns,
+            time.monotonic() + _left_s(call),
+            self._resume_grace_s,
         )
-        self._streams.add(stream)
         span: Span | None = None
+        is_accepted = False
         try:
-            async for event in stream:
-                match event.WhichOneof("event"):
-                    case "accepted":
-                        _check_same(event.accepted, chain)
-                        yield Response(accepted=self._accepted(event.accepted, request, prompt_ids))
-                    case "delta":
-                        span = span or self._tracer.start_span(names.SPAN_DETOKENIZE, context=call.context)
-                        was_stopped = answer.stop_string is not None
-                        for delta in told.decoding(answer.push, event.delta.token_ids, event.delta.logprobs):
-                            yield Response(delta=delta)
-                        if answer.stop_string is not None and not was_stopped:
-                            await self._stop(caller, answer.kept_tokens, told)
-                    case "finished":
-                        for delta in told.decoding(answer.finish):
-                            yield Response(delta=delta)
-                        yield Response(
-                            finished=told.finished(
-                                _finished(event.finished, answer), by_stop_string=answer.stop_string is not None
+            async with aclosing(source.events()) as events:
+                async for event in events:
+                    match event.WhichOneof("event"):
+                        case "accepted":
+                            if not is_accepted:
+                                is_accepted = True
+                                _check_same(event.accepted, chain)
+                                yield Response(accepted=self._accepted(event.accepted, request, prompt_ids))
+                                for delta in rest.of(replayed):
+                                    yield Response(delta=delta)
+                            else:
+                                told.span.add_event(names.EVENT_SCHEDULER_LOST)
+                            if answer.stop_string is not None:  # what was told before the loss is not known there
+                                await self._stop(caller, source.attempt, answer.kept_tokens, told)
+                        case "delta":
+                            span = span or self._tracer.start_span(names.SPAN_DETOKENIZE, context=call.context)
+                            was_stopped = answer.stop_string is not None
+                            drawn = event.delta
+                            for delta in rest.of(told.decoding(answer.push, drawn.token_ids, drawn.logprobs)):
+                                yield Response(delta=delta)
+                            if answer.stop_string is not None and not was_stopped:
+                                await self._stop(caller, source.attempt, answer.kept_tokens, told)
+                        case "finished":
+                            for delta in rest.of(told.decoding(answer.finish)):
+                                yield Response(delta=delta)
+                            yield Response(
+                                finished=told.finished(
+                                    _finished(event.finished, answer), by_stop_string=answer.stop_string is not None
+                                )
                             )
-                        )
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._cut and (task is None or not task.cancelling()):
                 raise _drained() from None
             raise
         finally:
-            self._streams.discard(stream)
-            stream.cancel()
             if span is not None:
                 span.set_attribute(names.TEXT_CHARACTERS, answer.characters)
                 span.end()
+
+    async def _prompt_ids(self, request: Request, call: EngineCall) -> list[int]:
+        if not request.HasField("resume"):
+            return await self._prompts.encode(request, call.context)
+        check_resume(request)
+        return list(request.resume.prompt_ids)
+
+    def _open(
+        self, message: SchedulerRequest, call: EngineCall, told: Told
+    ) -> "grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]":
+        if self._cut:
+            raise _drained()
+        stream = self._scheduler.Generate(message, timeout=_left_s(call), metadata=trace_context.inject(told.span))
+        self._streams.add(stream)
+        stream.add_done_callback(self._streams.discard)
+        return stream
 
     async def describe(self) -> tokenizer_pb2.TokenizerServiceDescribeResponse:
         """This edge's own model; what only the chain knows (context length, weights, numerics) once it is complete."""
@@ -206,9 +237,8 @@ class TextEdge:
                 reason="MODEL_NOT_FOUND",
                 field="model",
             )
-        for field, present in (("resume", request.HasField("resume")), ("echo", request.echo)):
-            if present:
-                raise Unimplemented(f"{field} is not served by this build", field=field)
+        if request.echo:
+            raise Unimplemented("echo is not served by this build", field="echo")
 
     def _rules(self, request: Request, chain: ChainState) -> AnswerRules:
         own_ends: tuple[int, ...] = ()
@@ -222,16 +252,15 @@ class TextEdge:
             stop_ids=frozenset((*own_ends, *request.sampling.stop_token_ids)),
         )
 
-    def _message(
-        self, request: Request, caller: Caller, prompt_ids: list[int], call: EngineCall
-    ) -> scheduler_pb2.SchedulerServiceGenerateRequest:
-        return scheduler_pb2.SchedulerServiceGenerateRequest(
-            context=_context(caller),
+    def _message(self, request: Request, caller: Caller, prompt_ids: list[int], call: EngineCall) -> SchedulerRequest:
+        return SchedulerRequest(
+            context=_context(caller, upstream.first_try(caller.attempt)),
             prompt_ids=prompt_ids,
             sampling=request.sampling,
             limits=request.limits,
             elapsed_ns=time.monotonic_ns() - call.started_ns,
             cache=request.cache if request.HasField("cache") else None,
+            resume=request.resume if request.HasField("resume") else None,
         )
 
     def _accepted(
@@ -249,12 +278,12 @@ class TextEdge:
             model=self._identity.model_name,
         )
 
-    async def _stop(self, caller: Caller, kept_tokens: int, told: Told) -> None:
+    async def _stop(self, caller: Caller, attempt: int, kept_tokens: int, told: Told) -> None:
         """Tells the scheduler. If that fails the answer's text is complete all the same, so only the end is late."""
         try:
             await self._scheduler.Stop(
                 scheduler_pb2.SchedulerServiceStopRequest(
-                    context=_context(caller),
+                    context=_context(caller, attempt),
                     kept_tokens=kept_tokens,
                     reason=scheduler_pb2.STOP_REASON_STOP_STRING,
                 ),
@@ -284,9 +313,10 @@ def _drained() -> Unavailable:
     return Unavailable("the tokenizer was drained", reason="DRAINING")
 
 
-def _context(caller: Caller) -> common_pb2.RequestContext:
+def _context(caller: Caller, attempt: int) -> common_pb2.RequestContext:
+    """attempt: the scheduler's count, see `upstream.first_try`."""
     return common_pb2.RequestContext(
-        request_id=caller.request_id, tenant=caller.tenant, priority=caller.priority, attempt=caller.attempt
+        request_id=caller.request_id, tenant=caller.tenant, priority=caller.priority, attempt=attempt
     )
 
 

@@ -73,7 +73,7 @@ async def test_explicit_zeros_reach_the_server(driver: Driver, service: Scripted
 def test_absent_stays_absent() -> None:
     for request in (wire(), wire(**dict.fromkeys(ZEROS)), wire(stop=None, limits=None, logit_bias=None, model=None)):
         assert request.sampling == common_pb2.SamplingParams()
-        assert [field.name for field, _ in request.ListFields()] == ["context", "text", "sampling"]
+        assert [field.name for field, _ in request.ListFields()] == ["context", "text", "sampling", "return_prompt_ids"]
         assert [field.name for field, _ in request.context.ListFields()] == ["request_id", "attempt"]
 
 

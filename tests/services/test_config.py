@@ -133,7 +133,7 @@ def test_code_cannot_make_a_bad_configuration_either() -> None:
 def candidates(row: Row) -> Iterator[str]:
     """Values that a setting may have, as text, most of them not its default."""
     yield from row.setting.choices
-    yield from ("h:1", "http://h:1", "true", "false")
+    yield from ("h:1", "http://h:1", "true", "false", "name=tokens:1")
     for number in (row.setting.maximum, row.setting.minimum):
         if number is not None:
             yield str(row.kind(number) if row.kind in (int, float) else number)

@@ -42,7 +42,8 @@ NAMES = {
         tercet_inter_token_latency_seconds tercet_e2e_request_latency_seconds tercet_request_prefill_time_seconds
         tercet_request_decode_time_seconds tercet_request_prompt_tokens tercet_request_output_tokens
         tercet_step_round_trip_seconds tercet_step_tokens tercet_step_sequences tercet_steps_in_flight
-        tercet_executors_connected tercet_executors_lost_total
+        tercet_executors_connected tercet_executors_lost_total tercet_degrade_rungs
+        tercet_requests_degraded_total{rung}
     """,
     "executor": """
         tercet_executor_steps_total{result} tercet_executor_step_duration_seconds

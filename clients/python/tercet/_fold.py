@@ -50,7 +50,7 @@ class Fold:
     def __init__(self, n: int) -> None:
         self._answers = [_Growing() for _ in range(n)]
         self.accepted: Accepted | None = None
-        # True once something was delivered: from then on, sending the request again would repeat it.
+        # True once something was delivered: from then on, sending the request again from the start would repeat it.
         self.delivered = False
 
     def apply(self, event: tokenizer_pb2.TokenizerServiceGenerateResponse) -> Delta | None:
@@ -76,11 +76,31 @@ class Fold:
                 self.delivered = True
         return None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every answer has ended."""
+        return all(growing.finished is not None for growing in self._answers)
+
     def complete(self) -> None:
         """The stream ended with status OK. Raises InternalError unless every answer has ended."""
         for index, growing in enumerate(self._answers):
             if growing.finished is None:
                 raise _broken(f"the stream ended before answer {index} did")
+
+    def so_far(self) -> common_pb2.Resume | None:
+        """What another server needs to go on; None where it can't: several answers, one that has ended, or a server
+        that did not tell the prompt's ids and the numerics."""
+        answer, accepted = self._answers[0], self.accepted
+        if len(self._answers) > 1 or answer.finished is not None or accepted is None:
+            return None
+        if not accepted.prompt_ids or not accepted.numerics:
+            return None
+        return common_pb2.Resume(
+            prompt_ids=accepted.prompt_ids,
+            output_ids=answer.token_ids,
+            chars_delivered=sum(map(len, answer.texts)),
+            numerics=accepted.numerics,
+        )
 
     def answers(self) -> tuple[Answer, ...]:
         """All answers, as far as they came."""

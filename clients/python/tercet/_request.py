@@ -45,18 +45,34 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """A generation ready to be sent: `message` lacks only its attempt. operation: "chat" or "generate"."""
+    """A generation ready to be sent: `message` lacks only its attempt. operation: "chat" or "generate". resumes: it
+    goes on where a server dies, for which the server has to send the prompt's ids."""
 
     operation: str
     identity: Identity
     sampling: SamplingParams
     message: tokenizer_pb2.TokenizerServiceGenerateRequest
+    resumes: bool = False
 
     def attempt(self, number: int) -> tokenizer_pb2.TokenizerServiceGenerateRequest:
         """The message of the try `number`, from 1."""
         message = tokenizer_pb2.TokenizerServiceGenerateRequest()
         message.CopyFrom(self.message)
         message.context.attempt = number
+        if self.resumes:
+            message.return_prompt_ids = True
+        return message
+
+    def resumed(
+        self, number: int, seed: int, so_far: common_pb2.Resume
+    ) -> tokenizer_pb2.TokenizerServiceGenerateRequest:
+        """The same, to go on behind what was delivered. The prompt travels as the ids that the server made of it."""
+        message = self.attempt(number)
+        message.ClearField("text")
+        message.ClearField("chat")
+        message.ClearField("token_ids")
+        message.sampling.seed = seed
+        message.resume.CopyFrom(so_far)
         return message
 
 
@@ -121,7 +137,8 @@ def _call(operation: str, options: GenerateOptions, settings: Settings, drawn_id
         return_prompt_ids=_flag("return_prompt_ids", options.get("return_prompt_ids")),
         model=_optional_text("model", options.get("model")),
     )
-    return GenerateCall(operation, who, params, request)
+    resumes = settings.resume and params.n in (None, 1) and not request.echo
+    return GenerateCall(operation, who, params, request, resumes)
 
 
 def sampling_of(options: GenerateOptions) -> SamplingParams:

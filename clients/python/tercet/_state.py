@@ -11,10 +11,10 @@ from tercet._fold import Fold
 from tercet._request import GenerateCall
 from tercet._retry import Retries
 from tercet._tracing import CallSpan
-from tercet.errors import RequestCancelledError, TercetError
+from tercet.errors import RequestCancelledError, TercetError, UnavailableError
 from tercet.options import RetryPolicy
 from tercet.types import Accepted, Answer, Delta, FinishReason, Timings, Usage
-from tercet.v1 import tokenizer_pb2
+from tercet.v1 import common_pb2, tokenizer_pb2
 
 CANCELLED: Final = "the request was cancelled"
 
@@ -78,7 +78,15 @@ class StreamState:
         return self._retries.attempt
 
     def _message(self) -> tokenizer_pb2.TokenizerServiceGenerateRequest:
-        return self._request.attempt(self._retries.attempt)
+        """Of the present try: the whole request, or what is left of it."""
+        so_far, accepted = self._so_far(), self._fold.accepted
+        if so_far is None or accepted is None:
+            return self._request.attempt(self._retries.attempt)
+        return self._request.resumed(self._retries.attempt, accepted.seed, so_far)
+
+    def _so_far(self) -> common_pb2.Resume | None:
+        """What to go on from; None: nothing was delivered, or it can't go on."""
+        return self._fold.so_far() if self._fold.delivered and self._request.resumes else None
 
     def _take(self, event: tokenizer_pb2.TokenizerServiceGenerateResponse, now: float) -> Delta | None:
         """Take in an event; the delta, if it is one."""
@@ -86,22 +94,30 @@ class StreamState:
         delta = self._fold.apply(event)
         if event.WhichOneof("event") == "accepted" and self._fold.accepted is not None:
             self._span.accepted(self._fold.accepted)
-        if delta is not None and first:
-            self._span.first_chunk(now - self._started)
+        if delta is not None:
+            self._retries.delivered()
+            if first:
+                self._span.first_chunk(now - self._started)
         return delta
 
     def _again(self, error: TercetError, now: float, jitter: float) -> float | None:
         """Seconds to wait before the next try; None: `error` stands.
 
-        Once something is delivered, sending again would repeat it. Going on from there (the contract's Resume) is what
-        this decision is the place for.
+        Once something is delivered, sending again would repeat it: the next try goes on from there, or there is none.
         """
-        if self._fold.delivered or self._ended:
+        if self._ended or (self._fold.delivered and self._so_far() is None):
             return None
         delay = self._retries.after(error, now, jitter)
         if delay is not None:
             self._span.retried(self._retries.attempt, error)
         return delay
+
+    def _is_whole(self, error: TercetError) -> bool:
+        """Whether all has come: a server that goes behind the last answer's end takes nothing away."""
+        if not self._fold.is_complete or not isinstance(error, UnavailableError):
+            return False
+        self._complete()
+        return True
 
     def _complete(self) -> None:
         """The call ended with status OK; InternalError if the answers did not."""

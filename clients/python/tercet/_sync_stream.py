@@ -110,6 +110,8 @@ class Stream(StreamState, Iterator[Delta]):
     def _retry(self, raw: grpc.RpcError) -> None:
         """Start the next try, or raise what ended this one."""
         error = from_rpc_error(raw)
+        if self._is_whole(error):
+            return
         delay = self._again(error, time.monotonic(), random.random())
         if delay is None:
             raise self._failure(error) from raw

@@ -23,11 +23,12 @@ DEFAULT_TIMEOUT_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a failed call is sent again: on UNAVAILABLE, before the first delta, within the call's `timeout`.
+    """When a failed call is sent again: on UNAVAILABLE, within the call's `timeout`. After the first delta that takes
+    `resume`, see `ClientOptions`.
 
-    attempts: sends at most, 1 for no retry. initial_backoff, max_backoff: seconds; it doubles between them, with 20 %
-    jitter, and is never below what the server asks for. resource_exhausted: also retry RESOURCE_EXHAUSTED where the
-    server says when to.
+    attempts: sends at most with nothing delivered in between, 1 for no retry. initial_backoff, max_backoff: seconds; it
+    doubles between them, with 20 % jitter, and is never below what the server asks for. resource_exhausted: also retry
+    RESOURCE_EXHAUSTED where the server says when to.
     """
 
     attempts: int = 5
@@ -48,8 +49,9 @@ class ClientOptions(TypedDict, total=False):
     timeout: seconds for a call, where the call names none [120]. retry: see `RetryPolicy`. tls: True for gRPC's
     roots, or credentials of your own [False]. api_key: sent as `authorization: Bearer`; refused without TLS unless the
     server is on this machine. plaintext_api_key: True lifts that, for networks that encrypt by themselves [False].
-    tenant: of every call, where the call names none. metadata: further headers of every call. tracer_provider:
-    OpenTelemetry's [the global one; without the package nothing is traced].
+    tenant: of every call, where the call names none. metadata: further headers of every call. resume: a generation of
+    one answer whose server dies goes on where it was, without loss or repetition; for that the server sends the
+    prompt's ids along [True]. tracer_provider: OpenTelemetry's [the global one; without the package nothing is traced].
     """
 
     timeout: float
@@ -59,6 +61,7 @@ class ClientOptions(TypedDict, total=False):
     plaintext_api_key: bool
     tenant: str | None
     metadata: Mapping[str, str]
+    resume: bool
     tracer_provider: "TracerProvider | None"
 
 
@@ -104,7 +107,7 @@ class GenerateOptions(SamplingOptions, CallOptions, total=False):
     100, higher is sooner [0]. cache_salt: the prefix cache is shared only among requests with the same salt, at most
     256 bytes [the tenant]. cache_bypass: use no cached prefix and leave none [False]. model: refuse if another model is
     served [any]. keep_special_tokens: deliver control tokens as text [False]. echo: the prompt's text comes first
-    [False]. return_prompt_ids: `Stream.accepted` carries the prompt's ids [False].
+    [False]. return_prompt_ids: `Stream.accepted` carries the prompt's ids [where the client's `resume` needs them].
     """
 
     sampling: SamplingParams
@@ -159,11 +162,14 @@ class Settings:
     plaintext_api_key: bool = False
     tenant: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
+    resume: bool = True
     tracer_provider: "TracerProvider | None" = None
 
     def __post_init__(self) -> None:
         check_target(self.target)
         check_timeout(self.timeout)
+        if not isinstance(self.resume, bool):
+            raise invalid("resume", f"must be True or False, not {self.resume!r}")
         if self.api_key is not None:
             if not self.api_key or not self.api_key.isascii() or not self.api_key.isprintable():
                 raise invalid("api_key", "must be printable ASCII and not empty")

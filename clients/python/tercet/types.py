@@ -176,7 +176,7 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """What the server said when it queued the request: the values in use. queue_position: sequences ahead of it.
-    prompt_ids: empty unless asked for. numerics: under which the tokens are drawn."""
+    prompt_ids: where asked for, or needed to resume; else empty. numerics: under which the tokens are drawn."""
 
     request_id: str
     queue_position: int

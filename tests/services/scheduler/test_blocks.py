@@ -66,8 +66,9 @@ def test_steps_are_applied_in_order() -> None:
 @pytest.mark.parametrize(
     ("tables", "story"),
     [
-        ([[0, 1], [1]], "two owners"),
-        ([[0]], "2 blocks are live, 1 are owned"),
+        ([[0, 1], [1]], "block 1 has 2 holders and counts 1"),
+        ([[0]], "block 1 is live, and nobody holds it"),
+        ([[0, 1, 0]], "a block comes twice"),
         ([[0, 1, 2]], "block 2 is owned and FREE"),
     ],
 )
@@ -77,3 +78,43 @@ def test_check_compares_the_pool_with_the_block_tables(tables: list[list[int]], 
     pool.check([[0], [1]])
     with pytest.raises(InvariantError, match=story):
         pool.check(tables)
+
+
+def test_a_kept_block_is_cached_when_the_last_holder_gives_it_back() -> None:
+    pool = BlockPool(2)
+    blocks = pool.allocate(2)
+    pool.keep(0)
+    pool.hold(0)
+    assert (pool.shared, pool.holders(0)) == (1, 2)
+    assert pool.release(blocks, last_step=0) == []
+    assert (counts(pool), pool.shared, pool.cached) == ((1, 0, 1), 0, 0)
+    assert pool.release([0], last_step=0) == [0]
+    assert (counts(pool), pool.cached) == ((0, 0, 1), 1)
+    pool.drop(0)
+    assert (counts(pool), pool.cached) == ((0, 0, 2), 0)
+
+
+def test_the_fence_of_a_shared_block_is_the_latest_of_its_holders() -> None:
+    pool = BlockPool(1)
+    pool.allocate(1)
+    pool.keep(0)
+    pool.hold(0)
+    pool.release([0], last_step=2)
+    pool.release([0], last_step=1)
+    assert pool.applied(1) == []
+    assert (counts(pool), pool.cached) == ((0, 1, 0), 0)
+    pool.hold(0)  # who finds it only reads it, so the fence is no matter
+    assert counts(pool) == (1, 0, 0)
+    assert pool.applied(2) == []
+    assert pool.release([0], last_step=0) == [0]
+    pool.check([])
+
+
+def test_only_what_can_be_found_is_held_again() -> None:
+    pool = BlockPool(1)
+    with pytest.raises(InvariantError, match="block 0 is held again"):
+        pool.hold(0)
+    with pytest.raises(InvariantError, match="published while FREE"):
+        pool.keep(0)
+    with pytest.raises(InvariantError, match="was not kept"):
+        pool.drop(0)

@@ -72,6 +72,18 @@ def test_preemption_takes_the_youngest_of_the_lowest_class_once_its_results_are_
     assert core.sequences()[0] == SequenceView("low", "tenant", -1, Phase.QUEUE, None, 0, 2, 2, 0, 0, 1)
 
 
+@pytest.mark.parametrize(("watermark", "together"), [(0.0, 2), (0.25, 1)])
+def test_the_watermark_stays_free_at_admission(cores: list[SchedulerCore], watermark: float, together: int) -> None:
+    core = SchedulerCore(CoreConfig(watermark=watermark))
+    cores.append(core)
+    core.attach("lane", LaneSpec(1, 20, 64, 4, 20), 0)
+    for key in ("a", "b"):
+        core.submit(ask(key, 5, 5), 0)  # 9 blocks each in the end, of 20
+    plan = core.plan("lane", 0)
+    assert plan is not None
+    assert len(plan.admitted) == together
+
+
 def test_one_victim_is_benched_where_its_blocks_will_do(cores: list[SchedulerCore]) -> None:
     core = SchedulerCore(CoreConfig(default_output_estimate=1, watermark=0.0))
     cores.append(core)

@@ -16,6 +16,8 @@ from services.scheduler.calls import (
     TimeLimit,
 )
 from services.scheduler.core import SchedulerCore
+from services.scheduler.policy_queue import Walk
+from services.scheduler.sequence import Sequence
 
 ROOMY = LaneSpec(block_size=16, total_blocks=64, max_batched_tokens=256, max_sequences=8, max_model_len=4096)
 
@@ -360,27 +362,28 @@ def test_c07_ten_thousand_that_expire_in_the_queue_leave_nothing() -> None:
     core.check()
     assert core.sequences() == ()
     assert (core.load().waiting, core.load().waiting_tokens, core.next_deadline()) == (0, 0, None)
-    for container in (core._sequences, core._deadlines._limits, core._waiting._sequences):
+    queue = core._waiting
+    for container in (core._sequences, core._deadlines._limits, queue._places, queue._flows, queue._tenants):
         assert len(container) == 0
-    for heap in (core._deadlines._heap, core._waiting._heap):
+    for heap in (core._deadlines._heap, queue._aging):
         assert len(heap._entries) <= 16
 
 
-def test_a_long_queue_costs_a_step_nothing() -> None:
+def test_a_long_queue_costs_a_step_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning looks at the head of the queue only, however many wait behind it."""
-    core = SchedulerCore(CoreConfig(max_queued_requests=20_000, steps_in_flight=1))
+    core = SchedulerCore(CoreConfig(max_queued_requests=20_000, steps_in_flight=1, max_passes=0))
     core.attach("lane", LaneSpec(16, 4, 64, 8, 64), 0)
     for number in range(10_000):
         core.submit(ask(f"s{number}", 30, 30), 0)
     looked_at: list[str] = []
-    first = core._waiting.first
+    following = Walk.next
 
-    def counted() -> object:
-        sequence = first()
+    def counted(walk: Walk) -> Sequence | None:
+        sequence = following(walk)
         looked_at.append("" if sequence is None else sequence.key)
         return sequence
 
-    core._waiting.first = counted  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(Walk, "next", counted)
     plan = core.plan("lane", 0)
     assert keys(plan) == ["s0"]
     assert looked_at == ["s0", "s1"]

@@ -6,6 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_model import World
 
 from services.scheduler.calls import CoreConfig, LaneSpec, Limits, Submission, SubmitError
+from services.scheduler.core_limits import LadderConfig, TenantQuota
+from services.scheduler.cost import CostEstimate
+from services.scheduler.policy import POLICIES
 
 specs = st.builds(
     LaneSpec,
@@ -23,8 +26,25 @@ tight_specs = st.builds(
     max_sequences=st.integers(3, 5),
     max_model_len=st.integers(10, 24),
 )
+policies = st.sampled_from(list(POLICIES))
+ladders = st.sampled_from(
+    [LadderConfig(), LadderConfig(True, 1, enter_at=0.1, enter_ns=2, leave_at=0.05, leave_ns=3, max_tokens=2)]
+)
+quotas = st.sampled_from(
+    [
+        {},
+        {},
+        {"b": TenantQuota(weight=2.0, concurrency=2)},
+        {"a": TenantQuota(requests_per_minute=5), "b": TenantQuota(tokens_per_minute=40)},
+    ]
+)
 tight_configs = st.builds(  # optimistic enough to be preempted often
     CoreConfig,
+    policy=policies,
+    aging_ns=st.integers(1, 9),
+    max_passes=st.sampled_from([0, 1, 3]),
+    long_prompt_tokens=st.sampled_from([3, 2048]),
+    ladder=ladders,
     steps_in_flight=st.integers(1, 2),
     prefill_chunk=st.integers(2, 6),
     watermark=st.just(0.0),
@@ -34,6 +54,15 @@ tight_configs = st.builds(  # optimistic enough to be preempted often
 )
 configs = st.builds(
     CoreConfig,
+    policy=policies,
+    aging_ns=st.integers(1, 30),
+    max_passes=st.sampled_from([0, 1, 3]),
+    long_prompt_tokens=st.sampled_from([3, 2048]),
+    long_prompt_share=st.sampled_from([0.1, 0.5]),
+    learn_output=st.booleans(),
+    max_queued_bytes=st.sampled_from([40, 1000]),
+    quotas=quotas,
+    ladder=ladders,
     max_queued_requests=st.sampled_from([3, 1000]),
     max_queued_tokens=st.sampled_from([30, 1000]),
     steps_in_flight=st.integers(1, 2),
@@ -44,7 +73,8 @@ configs = st.builds(
     default_output_estimate=st.sampled_from([1, 1, 3, 1024]),
 )
 durations = st.one_of(st.none(), st.none(), st.integers(0, 30))
-limits = st.one_of(st.just(Limits()), st.builds(Limits, durations, durations, durations, durations))
+mild_limits = st.sampled_from([Limits(), Limits(between_tokens_ns=6), Limits(first_token_ns=40, total_ns=90)])
+limits = st.one_of(mild_limits, st.builds(Limits, durations, durations, durations, durations))
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -75,25 +105,40 @@ class CoreMachine(RuleBasedStateMachine):
         prompt_len=st.integers(1, 14),
         max_tokens=st.one_of(st.none(), st.integers(1, 9)),
         limits=limits,
-        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        priority=st.sampled_from([0, 0, 0, 1, -1, 100]),
         output_len=st.sampled_from([0, 0, 0, 1, 3]),
+        tenant=st.sampled_from(["a", "b", "c"]),
+        cost=st.sampled_from([None, None, CostEstimate(1, 1, 2)]),
     )
     def submit(
-        self, number: int, prompt_len: int, max_tokens: int | None, limits: Limits, priority: int, output_len: int
+        self,
+        number: int,
+        prompt_len: int,
+        max_tokens: int | None,
+        limits: Limits,
+        priority: int,
+        output_len: int,
+        tenant: str = "a",
+        cost: CostEstimate | None = None,
     ) -> None:
-        submission = Submission(f"s{number}", "tenant", prompt_len, max_tokens, limits, priority, output_len)
+        submission = Submission(f"s{number}", tenant, prompt_len, max_tokens, limits, priority, output_len, prompt_len)
         before = (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
         try:
-            self.world.submit(submission)
+            self.world.submit(submission, cost)
         except SubmitError:  # then nothing is kept
             assert before == (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
 
-    @rule(count=st.integers(2, 4), prompt_len=st.integers(1, 5), priorities=st.sampled_from([(0,), (0, 1), (1, 0)]))
-    def crowd(self, count: int, prompt_len: int, priorities: tuple[int, ...]) -> None:
+    @rule(
+        count=st.integers(2, 4),
+        prompt_len=st.integers(1, 5),
+        priorities=st.sampled_from([(0,), (0, 1), (1, 0)]),
+        limits=mild_limits,
+    )
+    def crowd(self, count: int, prompt_len: int, priorities: tuple[int, ...], limits: Limits) -> None:
         """Several at once without max_tokens: what admission can only guess at."""
         for index in range(count):
             priority = priorities[index % len(priorities)]
-            self.submit(10 + len(self.world.users) + index, prompt_len, None, Limits(), priority, 0)
+            self.submit(10 + len(self.world.users) + index, prompt_len, None, limits, priority, 0, "abc"[index % 3])
 
     @precondition(lambda self: self.world.users)
     @rule(pick=st.integers(0, 99))
@@ -138,10 +183,21 @@ class CoreMachine(RuleBasedStateMachine):
     def lose(self, pick: int) -> None:
         self.world.lose(self._lane(pick))
 
+    @precondition(lambda self: self.world.executors)
+    @rule(pick=st.integers(0, 1))
+    def close(self, pick: int) -> None:
+        """Its executor drains."""
+        self.world.close(self._lane(pick))
+
     @precondition(lambda self: len(self.world.executors) < 2)
     @rule(spec=specs)
     def attach(self, spec: LaneSpec) -> None:
         self._attach(spec)
+
+    @rule(policy=policies)
+    def follow(self, policy: str) -> None:
+        before = self.world.core.load().policy
+        assert self.world.core.set_policy(policy, self.world.now) == before
 
     @rule(ns=st.integers(0, 9))
     def wait(self, ns: int) -> None:
@@ -163,7 +219,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 CoreMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=250,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -79,7 +79,7 @@ async def test_every_request_that_comes_is_counted_once_also_those_refused() -> 
         await refusal(running.stub, request([], 1))
         await refusal(running.stub, request(PROMPT, 1), metadata=(("tercet-priority", "much"),))
         unserved = request(PROMPT, 1)
-        unserved.cache.salt = "x"
+        unserved.sampling.n = 2
         await refusal(running.stub, unserved)
         await refusal(running.stub, request(PROMPT, 1, "first"))
         late = request(PROMPT, 1)

@@ -150,16 +150,10 @@ async def test_what_is_not_served_is_refused_by_name() -> None:
         grammar = request([1], 1)
         grammar.sampling.grammar.kind = common_pb2.GRAMMAR_KIND_JSON_OBJECT
         prompt_logprobs = request([1], 1, prompt_logprobs=1)
-        salted = request([1], 1)
-        salted.cache.salt = "x"
-        resumed = request([1], 1)
-        resumed.resume.output_ids.append(1)
         for message, field in (
             (several, "sampling.n"),
             (grammar, "sampling.grammar"),
             (prompt_logprobs, "sampling.prompt_logprobs"),
-            (salted, "cache.salt"),
-            (resumed, "resume"),
         ):
             error = await refusal(running.stub, message)
             assert type(error).__name__ == "Unimplemented"

@@ -1,0 +1,203 @@
+"""Do the tests of the scheduler's core notice faults? Each deliberate one-line fault is put into a copy, and must be
+caught.
+
+    python benchmarks/mutate_core.py [NAME ...]
+
+A fault is caught when the tests of the core fail, or the state machine finds a counterexample (without shrinking it).
+Exits with 1 where one survives. Takes a few minutes.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TESTS: Final = (
+    *("test_blocks", "test_deadlines", "test_core", "test_core_lanes", "test_core_pathologies"),
+    *("test_policies", "test_admission"),
+)
+MACHINE: Final = """
+import sys
+sys.path[:0] = ["tests", "tests/services/scheduler"]
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from test_core_properties import CoreMachine
+run_state_machine_as_test(
+    CoreMachine,
+    settings=settings(
+        max_examples=300, stateful_step_count=40, deadline=None, derandomize=True, database=None,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+    ),
+)
+"""
+LIMIT_S: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """In `file` of services/scheduler, `line` occurs once and becomes `wrong`."""
+
+    name: str
+    file: str
+    line: str
+    wrong: str
+
+
+FAULTS: Final = (
+    Fault("no-fence", "blocks.py", "if self._last_use[block] <= self._applied:", "if True:"),
+    Fault(
+        "admits-after-preempting",
+        "planning.py",
+        "if not self._preempted and not self._benched and not self._short:",
+        "if not self._benched and not self._short:",
+    ),
+    Fault(
+        "no-cool-down",
+        "planning.py",
+        "lane.cool_until = lane.planned + 1 + self._config.preemption_cooldown",
+        "lane.cool_until = 0",
+    ),
+    Fault(
+        "takes-from-itself",
+        "planning.py",
+        "if not victims or victims[-1].placed().rank <= sequence.placed().rank:",
+        "if not victims:",
+    ),
+    Fault(
+        "preempts-equals",
+        "planning.py",
+        "if index < 0 or victims[index].placed().rank[0] <= claim(head):",
+        "if index < 0 or victims[index].placed().rank[0] < claim(head):",
+    ),
+    Fault("preempts-in-flight", "planning.py", "if self._lane.busy(victim):", "if False and self._lane.busy(victim):"),
+    Fault(
+        "no-watermark", "forecast.py", "available = lane.pool.total - self._kept_free", "available = lane.pool.total"
+    ),
+    Fault(
+        "peak-forgets-growth", "admission.py", "peak = max(peak, left * (index + 1) + held)", "peak = max(peak, held)"
+    ),
+    Fault(
+        "draws-beyond-the-limit",
+        "sequence.py",
+        "placement, most = self.placement, self.bound - 1",
+        "placement, most = self.placement, self.bound",
+    ),
+    Fault("pending-not-counted", "core.py", "drawn_in_flight = sequence.placement.pending", "drawn_in_flight = 0"),
+    Fault(
+        "queue-tokens-leak",
+        "policy_queue.py",
+        "self.tokens -= sequence.known",
+        "self.tokens -= sequence.submission.prompt_len",
+    ),
+    Fault(
+        "deadline-of-the-last-token",
+        "core.py",
+        "if first or sequence.submission.limits.between_tokens_ns is not None:",
+        "if first:",
+    ),
+    Fault(
+        "expired-get-slices",
+        "planning.py",
+        "return self._some_passed and self._deadlines.passed(sequence.key, self._now)",
+        "return False",
+    ),
+    Fault(
+        "recompute-is-charged",
+        "policy_queue.py",
+        "if not sequence.charged:\n            sequence.charged = True",
+        "if True:\n            sequence.charged = True",
+    ),
+    Fault("idle-time-earns-credit", "policy_fair.py", "max(self.served(tenant), least)", "self.served(tenant)"),
+    Fault("passes-are-not-bounded", "planning.py", "other.passed += 1", "other.passed += 0"),
+    Fault("nobody-ages", "policy_queue.py", "sequence.aged += 1", "sequence.aged += 0"),
+    Fault(
+        "quota-is-not-refunded",
+        "quota.py",
+        "account.tokens.give_back(charged - used, now)",
+        "account.tokens.give_back(0, now)",
+    ),
+    Fault("rungs-flap", "degrade.py", "if pressure > config.leave_at:", "if pressure >= config.enter_at:"),
+    Fault("cap-is-ignored", "planning.py", "sequence.preemptions >= self._config.preemption_cap > 0", "False"),
+    Fault("slot-is-leaked", "lane.py", "heappush(self.free_slots, placement.slot)", "pass"),
+    Fault(
+        "prompts-get-no-share",
+        "lane.py",
+        "max(1, spec.max_batched_tokens - self.prefill_minimum)",
+        "max(1, spec.max_batched_tokens)",
+    ),
+)
+
+
+def broken(text: str, fault: Fault) -> str:
+    """The file's text with the fault in it. Raises ValueError unless its line occurs exactly once."""
+    if text.count(fault.line) != 1:
+        raise ValueError(f"{fault.name}: {fault.line!r} occurs {text.count(fault.line)} times in {fault.file}")
+    return text.replace(fault.line, fault.wrong)
+
+
+def run(command: Sequence[str], folder: Path) -> tuple[bool, str]:
+    """Whether it went well, and the last lines that it said."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no end within {LIMIT_S} s"
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def caught_by(folder: Path) -> str | None:
+    """The first test that fails in this copy; None where all pass."""
+    files = [f"tests/services/scheduler/{name}.py" for name in TESTS]
+    well, said = run([sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files], folder)
+    if not well:
+        failed = [
+            line.split()[1].rpartition("/")[2] for line in said.splitlines() if line.startswith(("FAILED", "ERROR "))
+        ]
+        return failed[0] if failed else said.strip().splitlines()[-1]
+    well, said = run([sys.executable, "-c", MACHINE], folder)
+    if not well:
+        errors = [line for line in said.splitlines() if "Error" in line]
+        return f"state machine: {errors[0].strip() if errors else said.strip().splitlines()[-1]}"
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults to try; all without")
+    names = parser.parse_args().names
+    faults = [fault for fault in FAULTS if not names or fault.name in names]
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in ("services", "executor", "kernels", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        clean = caught_by(copy)
+        if clean is not None:
+            print(f"without any fault: {clean}")
+            return 1
+        for fault in faults:
+            file = copy / "services" / "scheduler" / fault.file
+            right = file.read_text()
+            file.write_text(broken(right, fault))
+            begun = time.monotonic()
+            by = caught_by(copy)
+            file.write_text(right)
+            survivors += by is None
+            print(f"{fault.name:32} {time.monotonic() - begun:6.1f} s  {by or 'SURVIVED'}", flush=True)
+    print(f"{len(faults) - survivors} of {len(faults)} faults are caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

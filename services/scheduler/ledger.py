@@ -1,0 +1,31 @@
+"""What was counted since the start. Knows numbers; each only grows."""
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+from services.scheduler.calls import InvariantError, Reason, Totals
+from services.scheduler.sequence import Sequence
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {field.name: 0 for field in fields(Totals) if field.name != "finished"}
+        self._finished = dict.fromkeys(Reason, 0)
+
+    def count(self, **increments: int) -> None:
+        for name, by in increments.items():
+            self._counts[name] += by
+
+    def finished(self, reason: Reason) -> None:
+        self._finished[reason] += 1
+
+    def totals(self) -> Totals:
+        return Totals(finished=dict(self._finished), **self._counts)
+
+    def check(self, live: Iterable[Sequence]) -> None:
+        """Raises InvariantError where requests or tokens do not reconcile with those that live."""
+        totals, delivered = self.totals(), [sequence.delivered for sequence in live]
+        if totals.sampled != totals.delivered + totals.discarded + sum(delivered):
+            raise InvariantError(f"tokens do not reconcile: {totals}, {sum(delivered)} undecided")
+        if totals.submitted != sum(totals.finished.values()) + len(delivered):
+            raise InvariantError(f"requests do not reconcile: {totals}, {len(delivered)} live")

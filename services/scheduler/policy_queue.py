@@ -1,0 +1,255 @@
+"""The waiting queue: follows one policy, which may be exchanged.
+
+Knows no lanes; time only as an argument to `age`. Invariants: `tokens` and `size_bytes` are sums over those that
+wait; each of them has one place in the line of its class (and tenant) and, unless it aged to the end, one date at
+which its class changes next. Choosing is O(log n).
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from services.scheduler.calls import InvariantError, LaneId, SequenceKey
+from services.scheduler.keyed_heap import KeyedHeap, Order
+from services.scheduler.policy import AGING_RUNGS, CachedTokens, Policy, class_of
+from services.scheduler.policy_fair import TokenCounters
+from services.scheduler.policy_ranked import Ranked
+from services.scheduler.sequence import Sequence
+
+WINDOW: Final = 64  # oldest sequences of which the longest cached prefix is chosen
+
+_Flow = tuple[int, str]  # class, tenant ("": all)
+_Rank = tuple[int, int, str]  # class, what the tenant was served, tenant
+
+
+class WaitingQueue:
+    def __init__(self, policy: Policy, aging_ns: int, max_passes: int, counters: TokenCounters) -> None:
+        self._policy = policy
+        self._aging_ns = aging_ns
+        self._max_passes = max_passes
+        self._counters = counters
+        self._places: dict[SequenceKey, tuple[Sequence, _Flow, Order, int]] = {}  # with the tokens counted
+        self._flows: dict[_Flow, Ranked] = {}  # none is empty
+        self._ranks: list[_Rank] = []  # of the flows, ascending
+        self._rank_of: dict[_Flow, _Rank] = {}
+        self._classes: dict[str, dict[int, None]] = {}  # of each tenant that has flows of its own
+        self._tenants: dict[str, int] = {}  # sequences waiting; no zeros
+        self._aging = KeyedHeap()  # by when the class changes
+        self.tokens = 0
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """By the time of entering, not by policy."""
+        return iter([sequence for sequence, *_ in self._places.values()])
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        place = self._places.get(sequence.key)
+        return place is not None and place[0] is sequence
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    def take(self, sequence: Sequence, cached: int) -> None:
+        """It is admitted, with so many tokens found in a cache. Its tenant pays for the others, once."""
+        if not sequence.charged:
+            sequence.charged = True
+            self._counters.charge(sequence.submission.tenant, prompt=max(0, sequence.known - cached))
+        sequence.claimed = None
+        self.remove(sequence)
+
+    def push(self, sequence: Sequence) -> None:
+        tenant = sequence.submission.tenant
+        if tenant not in self._tenants and not sequence.charged:
+            self._counters.returned(tenant, self._tenants)
+        self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
+        self._enter(sequence)
+        self.tokens += sequence.known
+        self.size_bytes += sequence.submission.size_bytes
+
+    def remove(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        self.tokens -= sequence.known
+        self.size_bytes -= sequence.submission.size_bytes
+        tenant = sequence.submission.tenant
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
+            self._counters.emptied(tenant)
+
+    def forget_claims(self, lane: LaneId) -> None:
+        """The lane that made room for them is gone."""
+        for sequence, *_ in self._places.values():
+            if sequence.claimed == lane:
+                sequence.claimed = None
+
+    def follow(self, policy: Policy) -> None:
+        """Another policy from now on; what was earned by waiting is counted anew under it."""
+        waiting = sorted(self, key=lambda sequence: sequence.arrival)
+        for sequence in waiting:
+            self._leave(sequence)
+        self._policy = policy
+        for sequence in waiting:
+            sequence.aged, sequence.aged_at = 0, sequence.queued_at
+            self._enter(sequence)
+
+    def age(self, now: int) -> None:
+        """Moves those whose time has come to a better class; each only a bounded number of times."""
+        while (first := self._aging.first()) is not None and first[0][0] <= now:
+            sequence = self._places[first[1]][0]
+            self._leave(sequence)
+            sequence.aged += 1
+            sequence.aged_at += self._aging_ns
+            self._enter(sequence)
+
+    def next_aging(self) -> int | None:
+        first = self._aging.first()
+        return None if first is None else first[0][0]
+
+    def ahead(self, sequence: Sequence) -> tuple[int, int]:
+        """Sequences that would be before this one, and their tokens. Between tenants of one class that is not settled:
+        there all others count."""
+        flow, order = self._flow(sequence), self._policy.key(sequence)
+        count = tokens = 0
+        for other, line in self._flows.items():
+            if other == flow:
+                more = line.ahead(order)
+            elif other[0] <= flow[0]:
+                more = len(line), line.tokens
+            else:
+                continue
+            count, tokens = count + more[0], tokens + more[1]
+        return count, tokens
+
+    def walk(self, cached: CachedTokens) -> "Walk":
+        return Walk(self, cached)
+
+    def passed_by(self, chosen: Sequence, over: Iterable[Sequence]) -> None:
+        """`chosen` is admitted before those in `over` that were there first."""
+        for sequence in over:
+            if sequence.arrival < chosen.arrival:
+                sequence.passed += 1
+
+    def check(self) -> None:
+        self._aging.check()
+        ranked = 0
+        for flow, line in self._flows.items():
+            line.check()
+            ranked += len(line)
+            for sequence in line:
+                place = self._places.get(sequence.key)
+                if place is None or place[0] is not sequence or place[1] != flow:
+                    raise InvariantError(f"{sequence.key} is in line {flow}, and its place is another")
+        if ranked != len(self._places) or not all(self._flows.values()):
+            raise InvariantError(f"{ranked} are in line, {len(self._places)} wait")
+        self._settle()
+        if self._ranks != sorted(self._rank_of.values()) or self._rank_of.keys() != self._flows.keys():
+            raise InvariantError(f"flows {list(self._flows)} are ranked {self._ranks}")
+        tenants: dict[str, int] = {}
+        for sequence, flow, _, tokens in self._places.values():
+            tenant = sequence.submission.tenant
+            tenants[tenant] = tenants.get(tenant, 0) + 1
+            if flow[0] != class_of(self._policy, sequence) or tokens != sequence.known:
+                raise InvariantError(f"{sequence.key} is in class {flow[0]} with {tokens} tokens, and should not be")
+            ages = self._policy.base is not None and sequence.aged < AGING_RUNGS and flow[0] > 0
+            if ages != (sequence.key in self._aging):
+                raise InvariantError(f"{sequence.key} ages {'no more' if ages else 'for nothing'}")
+        if tenants != self._tenants:
+            raise InvariantError(f"tenants {self._tenants} are counted, {tenants} wait")
+        if self.size_bytes != sum(sequence.submission.size_bytes for sequence in self):
+            raise InvariantError(f"the queue counts {self.size_bytes} bytes, and holds others")
+
+    def _enter(self, sequence: Sequence) -> None:
+        policy = self._policy
+        flow, order = self._flow(sequence), policy.key(sequence)
+        if flow not in self._flows:
+            self._flows[flow] = Ranked()
+            self._classes.setdefault(flow[1], {})[flow[0]] = None
+            self._rank(flow)
+        self._flows[flow].add(order, sequence, sequence.known)
+        self._places[sequence.key] = (sequence, flow, order, sequence.known)
+        if policy.base is not None and sequence.aged < AGING_RUNGS and flow[0] > 0:
+            self._aging.set(sequence.key, (sequence.aged_at + self._aging_ns,))
+
+    def _leave(self, sequence: Sequence) -> None:
+        _, flow, order, tokens = self._places.pop(sequence.key)
+        line = self._flows[flow]
+        line.remove(order, tokens)
+        if not line:
+            del self._flows[flow]
+            self._unrank(flow)
+            del self._classes[flow[1]][flow[0]]
+            if not self._classes[flow[1]]:
+                del self._classes[flow[1]]
+        self._aging.discard(sequence.key)
+
+    def _flow(self, sequence: Sequence) -> _Flow:
+        return class_of(self._policy, sequence), sequence.submission.tenant if self._policy.by_tenant else ""
+
+    def _rank(self, flow: _Flow) -> None:
+        served = self._counters.served(flow[1]) if self._policy.by_tenant else 0
+        rank = self._rank_of[flow] = (flow[0], served, flow[1])
+        insort(self._ranks, rank)
+
+    def _unrank(self, flow: _Flow) -> None:
+        del self._ranks[bisect_left(self._ranks, self._rank_of.pop(flow))]
+
+    def _settle(self) -> None:
+        """Tenants were served since: their flows go to other places."""
+        for tenant in self._counters.take_changed():
+            if self._policy.by_tenant:
+                for number in self._classes.get(tenant, ()):
+                    self._unrank((number, tenant))
+                    self._rank((number, tenant))
+
+
+class Walk:
+    """One look through the queue, best first. Between two calls of `next` the last one given may be removed."""
+
+    def __init__(self, queue: WaitingQueue, cached: CachedTokens) -> None:
+        self._queue = queue
+        self._cached = cached
+        self._reached: dict[_Flow, Order] = {}
+        self._window: list[tuple[int, Sequence]] = []  # (cached tokens, sequence), by age
+
+    def next(self) -> Sequence | None:
+        return self._next_cached() if self._queue._policy.prefers_cached else self._next_in_line()
+
+    def admitted(self, chosen: Sequence) -> None:
+        """Whoever is older and not chosen for its prefix was passed."""
+        self._queue.passed_by(chosen, (sequence for _, sequence in self._window))
+
+    def _next_in_line(self) -> Sequence | None:
+        queue = self._queue
+        queue._settle()
+        for number, _, tenant in queue._ranks:
+            flow = (number, tenant)
+            entry = queue._flows[flow].after(self._reached.get(flow))
+            if entry is not None:
+                self._reached[flow], sequence = entry
+                return sequence
+        return None
+
+    def _next_cached(self) -> Sequence | None:
+        if not self._window:
+            for _ in range(WINDOW):
+                sequence = self._next_in_line()
+                if sequence is None:
+                    break
+                self._window.append((self._cached(sequence), sequence))
+            if not self._window:
+                return None
+        bound = self._queue._max_passes
+        # Those passed as often as may be come first, by age; then the longest cached prefix, by age.
+        index = min(
+            range(len(self._window)),
+            key=lambda at: (
+                (0, 0, self._window[at][1].arrival)
+                if self._window[at][1].passed >= bound
+                else (1, -self._window[at][0], self._window[at][1].arrival)
+            ),
+        )
+        return self._window.pop(index)[1]

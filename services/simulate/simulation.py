@@ -1,0 +1,376 @@
+"""One run: the scheduler's core, executors that only take time, and a virtual clock.
+
+The main loop takes the earliest event and does what the scheduler's shell does at it. Pure: equal fleets and loads
+give equal runs. Invariants: an executor computes its steps one after the other, in the order planned; events of one
+time are taken steps first, then by the executor's number.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Final
+
+from services.scheduler.calls import (
+    Admitted,
+    Displaced,
+    DoesNotFit,
+    DuplicateKey,
+    Emission,
+    Finished,
+    InvalidSubmission,
+    Phase,
+    Plan,
+    Preempted,
+    SequenceKey,
+    SequenceOutcome,
+    StepOutcome,
+    Submission,
+    SubmitError,
+    Tokens,
+)
+from services.scheduler.cost import CostEstimate
+from services.simulate.cost import CostModel, StepWork, chunk_context
+from services.simulate.fleet import Fleet, FleetError
+from services.simulate.load import Request
+from services.simulate.records import NEVER, Outcome, Records, Run, Timeline
+from services.simulate.skipping import SkippingCore
+
+_STEP_DONE: Final = 0  # kinds of events, in the order in which those of one time are taken
+_ARRIVAL: Final = 1
+_EXPIRY: Final = 2
+
+_WORTH_SKIPPING: Final = 3  # steps; fewer are not worth the look
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    number: int
+    prompt_len: int
+    output_len: int
+    told: bool  # max_tokens ends it, not a stop id
+
+
+@dataclass(slots=True)
+class _Step:
+    """In flight. rows: (slot, key, position that the draw gets)."""
+
+    step_id: int
+    rows: list[tuple[int, SequenceKey, int]]
+    work: StepWork
+
+
+@dataclass(slots=True)
+class _Skip:
+    """A lane that goes over quiet steps: the core is told when it ends."""
+
+    left: int
+    before_ns: int | None
+    joinable: bool
+    rows: int  # sequences
+    fixed_ns: float  # of each step, besides the context
+    context: int  # of the step that executes
+    times: list[int] = field(default_factory=list)  # of the steps gone over that the core does not know of yet
+
+
+@dataclass(slots=True)
+class _Executor:
+    lane: str
+    cost: CostModel
+    steps: deque[_Step] = field(default_factory=deque)  # the first executes
+    skip: _Skip | None = None
+    hungry: bool = True  # its pipeline has room
+    busy_ns: int = 0
+
+
+class Simulation:
+    def __init__(self, fleet: Fleet, *, skipping: bool = True, clients: int | None = None) -> None:
+        """clients: a closed loop, each sends its next request when one ended, whatever the requests' times say."""
+        if clients is not None and clients < 1:
+            raise FleetError(f"clients is {clients}; at least 1 is needed")
+        self._fleet = fleet
+        self._skipping = skipping
+        self._clients = clients
+        self._core = SkippingCore(fleet.core, lambda lane: self._settle(self._executors[int(lane)]))
+        self._estimate = self._cost_estimate()
+        self._depth = fleet.core.steps_in_flight
+        self._executors = [_Executor(f"{index:06d}", cost) for index, cost in enumerate(fleet.costs())]
+        self._hungry = list(range(fleet.executors))  # numbers of those that are, ascending
+        self._events: list[tuple[int, int, int]] = []
+        self._source: Iterator[Request] = iter(())
+        self._next: Request | None = None
+        self._live: dict[SequenceKey, _Live] = {}
+        self._records = Records()
+        self._timeline = Timeline()
+        self._waiting = 0
+        self._running = 0
+        self._armed: int | None = None
+        self._last_arrival = 0
+        self._end = 0  # of the last step or arrival
+        for executor in self._executors:
+            self._core.attach(executor.lane, fleet.lane, 0)
+
+    def run(self, requests: Iterable[Request]) -> Run:
+        self._source = iter(requests)
+        for _ in range(self._clients or 1):
+            self._await_next(0)
+        while self._events:
+            now, kind, index = heappop(self._events)
+            if kind != _EXPIRY:
+                self._end = now
+            if kind == _STEP_DONE:
+                self._step_done(index, now)
+            elif kind == _ARRIVAL:
+                self._arrive(now)
+            else:
+                self._expire(now)
+        if self._live:
+            raise RuntimeError(f"{len(self._live)} requests never ended; first: {next(iter(self._live))}")
+        totals = self._core.totals()
+        return Run(
+            self._records,
+            tuple(self._timeline.points(self._end)),
+            self._timeline.peak_waiting,
+            self._last_arrival,
+            self._end,
+            totals.steps,
+            totals.planned_tokens,
+            totals.preemptions,
+            tuple(executor.busy_ns for executor in self._executors),
+        )
+
+    # Events.
+
+    def _arrive(self, now: int) -> None:
+        request = self._next
+        if self._clients is not None:
+            request = next(self._source, None)
+        else:
+            self._await_next(now)
+        if request is None:
+            return
+        number = self._records.arrive(request, now)
+        self._last_arrival = now
+        key = str(number)
+        max_tokens = self._fleet.max_tokens(request.output_len)
+        try:
+            self._tell_accounts()
+            self._core.submit(self._submission(key, request, max_tokens), now, self._estimate)
+        except (InvalidSubmission, DuplicateKey):
+            raise  # no load makes these
+        except SubmitError as refusal:
+            outcome = Outcome.UNFIT if isinstance(refusal, DoesNotFit) else Outcome.REFUSED
+            self._records.refuse(number, outcome, now)
+            if self._clients is not None:
+                self._await_next(now)
+            return
+        self._live[key] = _Live(number, request.prompt_len, request.output_len, max_tokens == request.output_len)
+        self._moved(now, waiting=1)
+        self._after(now)
+
+    def _step_done(self, index: int, now: int) -> None:
+        executor = self._executors[index]
+        if executor.skip is not None:
+            if self._stay_quiet(executor, executor.skip, index, now):
+                if self._waiting:  # others may have room, and every event wakes them
+                    self._after(now)
+                return
+            self._wake_up(executor)
+        step = executor.steps.popleft()
+        outcomes = tuple([self._draw(row) for row in step.rows])
+        if executor.steps:
+            self._start(executor, index, now)
+        self._carry_out(self._core.apply(executor.lane, StepOutcome(step.step_id, outcomes), now), now)
+        self._plan(index, now)
+        self._after(now)
+        if self._skipping and len(executor.steps) == self._depth:
+            self._fall_quiet(executor)
+
+    def _expire(self, now: int) -> None:
+        if self._armed != now:
+            return  # an earlier one took its place
+        self._armed = None
+        for executor in self._executors:
+            if executor.skip is not None and executor.skip.before_ns is not None and executor.skip.before_ns <= now:
+                self._wake_up(executor)
+        self._carry_out(self._core.expire(now), now)
+        self._after(now)
+
+    # What the shell does after each.
+
+    def _after(self, now: int) -> None:
+        """Whoever has room looks at the queue, in the executors' order; and the timer is set anew."""
+        if self._waiting:
+            for index in tuple(self._hungry):
+                self._plan(index, now)
+                if not self._waiting:
+                    break
+        deadline = self._core.next_deadline()
+        if deadline is not None and (self._armed is None or deadline < self._armed):
+            self._armed = max(deadline, now)
+            heappush(self._events, (self._armed, _EXPIRY, 0))
+
+    def _plan(self, index: int, now: int) -> None:
+        executor = self._executors[index]
+        if executor.skip is not None:
+            return
+        while len(executor.steps) < self._depth and (plan := self._core.plan(executor.lane, now)) is not None:
+            executor.steps.append(self._step(plan))
+            self._carry_out(plan.preempted, now)
+            self._carry_out(plan.admitted, now)
+            if len(executor.steps) == 1:
+                self._start(executor, index, now)
+        hungry = len(executor.steps) < self._depth
+        if hungry != executor.hungry:
+            executor.hungry = hungry
+            if hungry:
+                insort(self._hungry, index)
+            else:
+                del self._hungry[bisect_left(self._hungry, index)]
+
+    def _carry_out(self, emissions: Iterable[Emission], now: int) -> None:
+        for emission in emissions:
+            live = self._live[emission.key]
+            match emission:
+                case Tokens():
+                    self._records.token(live.number, now)
+                case Admitted():
+                    self._moved(now, waiting=-1, running=1)
+                case Preempted() | Displaced():
+                    self._tell_accounts()
+                    self._moved(now, waiting=1, running=-1)
+                case Finished():
+                    del self._live[emission.key]
+                    self._records.end(live.number, emission, now)
+                    queued = emission.phase is Phase.QUEUE
+                    self._moved(now, waiting=-queued, running=queued - 1)
+                    if self._clients is not None:
+                        self._await_next(now)
+
+    def _moved(self, now: int, waiting: int = 0, running: int = 0) -> None:
+        self._waiting += waiting
+        self._running += running
+        self._timeline.change(now, self._waiting, self._running)
+
+    # Executors.
+
+    def _step(self, plan: Plan) -> _Step:
+        prefill = rows = prefill_context = decode_context = 0
+        drawn = []
+        for piece in plan.slices:
+            reach = piece.start + piece.count
+            if piece.count == 1:
+                rows += 1
+                decode_context += reach
+            else:
+                prefill += piece.count
+                prefill_context += chunk_context(piece.start, piece.count)
+            if piece.samples:
+                drawn.append((piece.slot, piece.key, reach))
+        return _Step(plan.step_id, drawn, StepWork(prefill, rows + plan.padding, prefill_context, decode_context))
+
+    def _start(self, executor: _Executor, index: int, now: int) -> None:
+        elapsed = executor.cost.step_ns(executor.steps[0].work)
+        executor.busy_ns += elapsed
+        heappush(self._events, (now + elapsed, _STEP_DONE, index))
+
+    def _draw(self, row: tuple[int, SequenceKey, int]) -> SequenceOutcome:
+        slot, key, position = row
+        live = self._live.get(key)
+        ended = live is not None and not live.told and position - live.prompt_len + 1 >= live.output_len
+        return SequenceOutcome(slot, 1, ended=ended)
+
+    # Quiet steps.
+
+    def _fall_quiet(self, executor: _Executor) -> None:
+        first, last = executor.steps[0], executor.steps[-1]
+        rows = len(first.rows)
+        if any(step.work.prefill_tokens or len(step.rows) != rows for step in (first, last)):
+            return
+        if first.work.decode_rows != last.work.decode_rows:
+            return  # the padding is another
+        quiet = self._core.quiet_steps(executor.lane)
+        if quiet is None:
+            return
+        if any(self._records.first[self._live[key].number] == NEVER for _, key, _ in first.rows):
+            return  # the moment of a first token is to be seen
+        left = min(quiet.steps, *(self._draws_left(row) for row in first.rows)) if rows else 0
+        if left >= _WORTH_SKIPPING:
+            fixed = executor.cost.rows_ns(first.work.decode_rows)
+            executor.skip = _Skip(left, quiet.before_ns, quiet.joinable, rows, fixed, first.work.decode_context)
+
+    def _draws_left(self, row: tuple[int, SequenceKey, int]) -> int:
+        """Steps, the one of `row` first, whose draw is not its last."""
+        _, key, position = row
+        live = self._live[key]
+        return live.output_len - (position - live.prompt_len + 1)
+
+    def _stay_quiet(self, executor: _Executor, skip: _Skip, index: int, now: int) -> bool:
+        """Goes over the apply and the plan of now, and starts the next step."""
+        if not skip.left or (skip.joinable and self._waiting) or (skip.before_ns is not None and skip.before_ns <= now):
+            return False
+        skip.left -= 1
+        skip.times.append(now)
+        self._core.go_over()
+        skip.context += skip.rows
+        elapsed = int(skip.fixed_ns + executor.cost.decode_context_ns * skip.context)
+        executor.busy_ns += elapsed
+        heappush(self._events, (now + elapsed, _STEP_DONE, index))
+        return True
+
+    def _tell_accounts(self) -> None:
+        """Before somebody new waits, where it counts who was given how much."""
+        if self._core.waits_for_accounts:
+            for executor in self._executors:
+                self._settle(executor)
+
+    def _wake_up(self, executor: _Executor) -> None:
+        self._settle(executor)
+        executor.skip = None
+
+    def _settle(self, executor: _Executor) -> None:
+        """The core learns of the steps gone over."""
+        skip = executor.skip
+        if skip is None or not skip.times:
+            return
+        times, skip.times = skip.times, []
+        for key in self._core.skip(executor.lane, times):
+            self._records.token(self._live[key].number, times[-1])
+        done = len(times)
+        for step in executor.steps:
+            step.step_id += done
+            step.rows = [(slot, key, position + done) for slot, key, position in step.rows]
+            work = step.work
+            step.work = StepWork(0, work.decode_rows, 0, work.decode_context + done * len(step.rows))
+
+    # Arrivals.
+
+    def _await_next(self, now: int) -> None:
+        if self._clients is not None:
+            heappush(self._events, (now, _ARRIVAL, 0))
+            return
+        self._next = next(self._source, None)
+        if self._next is not None:
+            heappush(self._events, (self._next.at_ns, _ARRIVAL, 0))
+
+    def _submission(self, key: SequenceKey, request: Request, max_tokens: int | None) -> Submission:
+        keys: tuple[bytes, ...] = ()
+        if request.block_ids:
+            full = request.prompt_len // self._fleet.lane.block_size
+            keys = tuple([block.to_bytes(8) for block in request.block_ids[:full]])
+        return Submission(
+            key=key,
+            tenant=request.tenant,
+            prompt_len=request.prompt_len,
+            max_tokens=max_tokens,
+            limits=self._fleet.limits,
+            priority=request.priority,
+            block_keys=keys,
+            key_block_size=self._fleet.lane.block_size if keys else 0,
+        )
+
+    def _cost_estimate(self) -> CostEstimate | None:
+        """What the scheduler would have measured, for policies that ask."""
+        cost = self._fleet.cost
+        return CostEstimate(int(cost.base_ns), int(cost.prefill_token_ns)) if self._core.refuses_late else None
