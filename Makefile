@@ -1,8 +1,10 @@
 # make demo | test | test-all | lint | protos | bench
 #
 # TORCH_INDEX   wheel index for torch, for example a CPU or CUDA one. Empty: whatever pip is configured to find.
+# TRACES        folder of request traces for the simulator's tests. Empty: they are left out, visibly.
 
 PYTHON ?= python3
+TRACES ?=
 TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -27,7 +29,8 @@ test: .venv/installed
 # Everything. A skip is a failure here, and the test runner speaks last.
 test-all: .venv/installed .venv-tools/installed lint
 	$(BIN)/tercet pull smollm2-135m
-	PATH="$(CURDIR)/.venv-tools/bin:$$PATH" TERCET_TESTS_REQUIRE_ALL=1 $(BIN)/python -m pytest
+	PATH="$(CURDIR)/.venv-tools/bin:$$PATH" TERCET_TESTS_REQUIRE_ALL=1 \
+	  TERCET_TESTS_TRACES="$(TRACES)" $(BIN)/python -m pytest
 
 # promtool is one file of Debian's package prometheus. It is taken out of the package, not installed with it: that would
 # start a server and add a user. Where there is no apt-get, promtool has to be on PATH already.
