@@ -26,6 +26,9 @@ SERVER_MIN_PING_S: Final = 10
 PING_TIMEOUT_S: Final = 10
 MESSAGE_LIMIT: Final = 64 << 20
 
+# A peer that comes back is to be found within a second, not within gRPC's default of two minutes.
+RECONNECT: Final = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+
 Options = list[tuple[str, int | str]]
 
 
@@ -72,11 +75,12 @@ def make_channel(
 ) -> grpc.aio.Channel:
     """A channel to `target`, traced when there is a tracer; connects on first use.
 
-    target: an address, or a gRPC name such as `dns:///host:port`. extra: further channel options.
+    target: an address, or a gRPC name such as `dns:///host:port`. extra: further channel options,
+    or other values of these.
     """
     address = Address(target, None) if target.startswith("dns:") else parse_address(target)
     where = target if target.startswith("dns:") else address.target
-    options: Options = [
+    chosen: Options = [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", CLIENT_PING_S * 1000),
@@ -84,8 +88,9 @@ def make_channel(
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_http_proxy", 0),
-        *extra,
+        *RECONNECT,
     ]
+    options = list({**dict(chosen), **dict(extra)}.items())
     channel = grpc.aio.insecure_channel(where, options=options)
     return TracedChannel(channel, tracer or NoOpTracer(), address.host, address.port)
 

@@ -113,8 +113,3 @@ class Stack:
 
     def _socket(self, name: str) -> str:
         return f"unix:{self._directory / name}.sock"
-
-
-def default_environment() -> dict[str, str]:
-    """What children inherit."""
-    return dict(os.environ)

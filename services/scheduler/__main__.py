@@ -28,8 +28,6 @@ from services.scheduler.service import SchedulerServicer
 from tercet.v1 import scheduler_pb2_grpc
 
 SERVICE: Final = "tercet.v1.SchedulerService"
-# An executor that comes back is to be found within a second, not within gRPC's default two minutes.
-RECONNECT: Final = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
         if config.record is not None:
             core.listener = stack.enter_context(_recorder(config)).note
         for target in config.executors:
-            channel = await stack.enter_async_context(make_channel(target, extra=RECONNECT))
+            channel = await stack.enter_async_context(make_channel(target))
             leases.append(Lease(target, channel, engine, scheduler_id, changed))
         changed()
         servicer = SchedulerServicer(

@@ -1,4 +1,8 @@
-"""What a step costs, learned from what steps cost. Pure."""
+"""What a step costs, learned from what steps cost. Pure.
+
+Two views of the same measurements: `StepCost` errs high, so that a slow step is not taken for one that hangs; `StepFit`
+is as near as it can be, for the choices of policies and admission.
+"""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,6 +1,6 @@
 """Draws a chart as SVG to be put into an HTML page. Pure; needs no library, and refers to nothing outside."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from math import ceil, floor, log10
 from typing import Final
@@ -86,7 +86,3 @@ def tick_label(value: float) -> str:
 
 def _scale(low: float, high: float, start: float, end: float) -> _Scale:
     return lambda value: start + (value - low) / (high - low) * (end - start)
-
-
-def legend_colors(names: Sequence[str]) -> dict[str, str]:
-    return {name: COLORS[index % len(COLORS)] for index, name in enumerate(names)}

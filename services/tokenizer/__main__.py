@@ -28,7 +28,6 @@ from tercet.v1 import tokenizer_pb2_grpc
 
 HTTP_GRACE_S: Final = 1.0  # the answers are complete by then; this is for their last bytes
 SERVICE: Final = "tercet.v1.TokenizerService"
-RECONNECT: Final = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
 
 
 def load_text_model(source: str) -> tuple[str, TextModel, ChatTemplate | None]:
@@ -46,8 +45,8 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
     name, model, template = load_text_model(config.model)
     tracer = process.telemetry.tracer
     async with AsyncExitStack() as stack:
-        channel = await stack.enter_async_context(make_channel(config.scheduler, tracer, extra=RECONNECT))
-        asking = await stack.enter_async_context(make_channel(config.scheduler, extra=RECONNECT))
+        channel = await stack.enter_async_context(make_channel(config.scheduler, tracer))
+        asking = await stack.enter_async_context(make_channel(config.scheduler))
         chain = Chain(asking, model.hash, process.readiness)
         prompts = Prompts(model, template, PromptLimits(config.max_prompt_bytes), tracer)
         edge = TextEdge(

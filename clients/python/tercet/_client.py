@@ -120,7 +120,7 @@ class Client(ClientBase):
         while True:
             limit = retries.remaining(now)
             try:
-                return self._open(lambda: method(call.message, timeout=limit, metadata=call.metadata))  # noqa: B023
+                return self._open(lambda: method(call.message, timeout=limit, metadata=call.metadata))  # noqa: B023 - it runs now
             except grpc.RpcError as raw:
                 attempt = retries.attempt
                 error = from_rpc_error(raw)
