@@ -88,12 +88,13 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     unary_failures: deque[grpc.StatusCode] = field(default_factory=deque)
     unary_hangs: bool = False
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Event]:
+    async def Generate(self, request: Any, context: Any) -> None:
+        """Writes by itself: grpc.aio tells no generator of a call that ends while a message of it is written."""
         self._remember(request, context)
         try:
             async for event in self.scripts.popleft()(request, context):
-                yield event
-        except asyncio.CancelledError:
+                await context.write(event)
+        except (asyncio.CancelledError, grpc.aio.InternalError):
             self.cancelled.release()
             raise
 
