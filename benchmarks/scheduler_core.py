@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.scheduler.calls import CoreConfig, LaneSpec, Limits, SequenceOutcome, StepOutcome, Submission
-from services.scheduler.core import SchedulerCore
-from services.scheduler.policy import POLICIES
+from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits, SequenceOutcome, StepOutcome, Submission
+from services.scheduler.core.core import SchedulerCore
+from services.scheduler.core.policies.policy import POLICIES
 
 RUNNING = (64, 256, 1024)
 WAITING = (1_000, 10_000, 100_000)

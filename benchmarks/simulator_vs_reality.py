@@ -22,7 +22,7 @@ from typing import Final
 
 import tercet
 from services.catalogue import DEFAULT_MODEL
-from services.scheduler.calls import CoreConfig, LaneSpec
+from services.scheduler.core.calls import CoreConfig, LaneSpec
 from services.simulate.calibrate import calibrate
 from services.simulate.cost import CostModel
 from services.simulate.fleet import Fleet

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.scheduler.calls import (
+from services.scheduler.core.calls import (
     CoreConfig,
     Emission,
     Finished,
@@ -29,7 +29,7 @@ from services.scheduler.calls import (
     Submission,
     Tokens,
 )
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.core import SchedulerCore
 
 MS: Final = 1_000_000
 SPEC: Final = LaneSpec(block_size=16, total_blocks=4096, max_batched_tokens=512, max_sequences=32, max_model_len=4096)

@@ -7,7 +7,7 @@ from typing import Final
 from services import names
 from services.errors import InvalidArgument
 from services.rpc_server import REQUEST_ID_FORMAT
-from services.scheduler.core_limits import TOP_PRIORITY
+from services.scheduler.core.limits import TOP_PRIORITY
 from tercet.v1 import common_pb2
 
 DEFAULT_TENANT: Final = "default"

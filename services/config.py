@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from services.address import parse_address
 from services.errors import InvalidArgument
-from services.scheduler.core_limits import TOP_PRIORITY
-from services.scheduler.policy import POLICIES
+from services.scheduler.core.limits import TOP_PRIORITY
+from services.scheduler.core.policies.policy import POLICIES
 from services.scheduler.quota_settings import parse_quota
 from services.settings import ConfigError, Settings, setting
 

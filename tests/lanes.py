@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from services.health import Readiness, add_health
 from services.metrics import SchedulerMetrics
 from services.rpc import bind, make_channel, make_server
-from services.scheduler.calls import CoreConfig, Limits
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.calls import CoreConfig, Limits
+from services.scheduler.core.core import SchedulerCore
 from services.scheduler.engine import Engine, EngineConfig
 from services.scheduler.intake import LimitPolicy
 from services.scheduler.lease import Lease

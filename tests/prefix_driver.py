@@ -13,8 +13,8 @@ from opentelemetry.trace import INVALID_SPAN, NoOpTracer
 
 from executor.step import Capacity, SamplingParams, Step, StepResult
 from services.callers import Caller
-from services.scheduler.calls import CoreConfig, LaneSpec, Limits, Usage
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits, Usage
+from services.scheduler.core.core import SchedulerCore
 from services.scheduler.endings import Completed
 from services.scheduler.engine import Engine, EngineConfig
 from services.scheduler.intake import Admission, CacheUse, ServedModel

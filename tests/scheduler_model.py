@@ -7,7 +7,7 @@ was given) and derives nothing from the core's state.
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from services.scheduler.calls import (
+from services.scheduler.core.calls import (
     Admitted,
     CoreConfig,
     Displaced,
@@ -22,9 +22,9 @@ from services.scheduler.calls import (
     Submission,
     Tokens,
 )
-from services.scheduler.core import SchedulerCore
-from services.scheduler.core_limits import Rung
-from services.scheduler.cost import CostEstimate
+from services.scheduler.core.core import SchedulerCore
+from services.scheduler.core.cost import CostEstimate
+from services.scheduler.core.limits import Rung
 
 SPEC = LaneSpec(block_size=4, total_blocks=16, max_batched_tokens=32, max_sequences=4, max_model_len=64)
 

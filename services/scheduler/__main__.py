@@ -14,9 +14,9 @@ from services.config import SchedulerConfig, TimeLimits
 from services.metrics import SchedulerMetrics
 from services.process import Process, StartError, leave, run, serving, unless_stopped
 from services.rpc import make_channel
-from services.scheduler.calls import CoreConfig, Limits
-from services.scheduler.core import SchedulerCore
-from services.scheduler.core_limits import LadderConfig
+from services.scheduler.core.calls import CoreConfig, Limits
+from services.scheduler.core.core import SchedulerCore
+from services.scheduler.core.limits import LadderConfig
 from services.scheduler.engine import TICK_S, Engine, EngineConfig
 from services.scheduler.intake import LimitPolicy
 from services.scheduler.lease import Lease

@@ -16,10 +16,10 @@ from services.errors import (
     ServiceError,
     Unavailable,
 )
-from services.scheduler.calls import Finished, QueueFull, Reason, SubmitError, Usage
-from services.scheduler.degrade import Degraded
-from services.scheduler.lateness import TooLate
-from services.scheduler.quota import QuotaExceeded
+from services.scheduler.core.calls import Finished, QueueFull, Reason, SubmitError, Usage
+from services.scheduler.core.degrade import Degraded
+from services.scheduler.core.lateness import TooLate
+from services.scheduler.core.quota import QuotaExceeded
 from services.scheduler.request_trace import Times
 
 Verdict = ServiceError

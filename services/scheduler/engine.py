@@ -19,7 +19,7 @@ from executor.step import StepResult
 from services.errors import Aborted, Cancelled, InvalidArgument, Unavailable
 from services.scheduler import endings, stepping
 from services.scheduler.alarm import Alarm
-from services.scheduler.calls import (
+from services.scheduler.core.calls import (
     Admitted,
     Displaced,
     Emission,
@@ -37,8 +37,9 @@ from services.scheduler.calls import (
     Tokens,
     Usage,
 )
-from services.scheduler.core import SchedulerCore
-from services.scheduler.cost import DrainRate, StepFit
+from services.scheduler.core.core import SchedulerCore
+from services.scheduler.core.cost import DrainRate, StepFit
+from services.scheduler.core.waits import Wait
 from services.scheduler.intake import Admission, CacheUse, ServedModel
 from services.scheduler.live import FilledStep, LiveRequest
 from services.scheduler.named import Named
@@ -47,7 +48,6 @@ from services.scheduler.outbox import Drawn, Outbox
 from services.scheduler.prefixes import Pinned, PrefixConfig, Prefixes
 from services.scheduler.request_trace import RequestTrace
 from services.scheduler.tombstones import Tombstones
-from services.scheduler.waits import Wait
 
 TICK_S: Final = 0.5
 

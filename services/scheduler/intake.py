@@ -13,7 +13,7 @@ from services import wire
 from services.callers import Caller
 from services.errors import Aborted, DeadlineExceeded, InvalidArgument
 from services.hops import keep_margin
-from services.scheduler.calls import Limits
+from services.scheduler.core.calls import Limits
 from tercet.v1 import common_pb2, scheduler_pb2
 
 MAX_SALT_BYTES: Final = 256

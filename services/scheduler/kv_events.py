@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from services.errors import FailedPrecondition, InvalidArgument
-from services.scheduler.calls import KvEvent, KvRemoved, KvStored
+from services.scheduler.core.calls import KvEvent, KvRemoved, KvStored
 
 
 @dataclass(frozen=True, slots=True)

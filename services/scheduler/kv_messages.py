@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from services.scheduler.calls import KvCleared, KvRemoved, KvStored
+from services.scheduler.core.calls import KvCleared, KvRemoved, KvStored
 from services.scheduler.kv_events import Numbered
 from tercet.v1 import scheduler_pb2
 

@@ -18,8 +18,8 @@ from services import trace_context, wire
 from services.errors import FailedPrecondition, ServiceError
 from services.health import READY
 from services.rpc_errors import from_rpc_error
-from services.scheduler.calls import LaneSpec, OutOfStep
-from services.scheduler.cost import StepCost
+from services.scheduler.core.calls import LaneSpec, OutOfStep
+from services.scheduler.core.cost import StepCost
 from services.scheduler.engine import Engine
 from services.scheduler.intake import ServedModel
 from services.scheduler.live import FilledStep

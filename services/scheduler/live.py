@@ -7,8 +7,8 @@ from opentelemetry.trace import Span
 
 from executor.step import NewSequence, Step
 from services.errors import ServiceError
-from services.scheduler.calls import BlockKey, SequenceKey
-from services.scheduler.core_limits import Rung
+from services.scheduler.core.calls import BlockKey, SequenceKey
+from services.scheduler.core.limits import Rung
 from services.scheduler.endings import Ending
 from services.scheduler.intake import Admission
 from services.scheduler.outbox import Drawn, Outbox

@@ -6,7 +6,7 @@ from typing import Protocol
 from opentelemetry.trace import Span
 
 from services.errors import ServiceError
-from services.scheduler.calls import Load, Totals, Usage
+from services.scheduler.core.calls import Load, Totals, Usage
 from services.scheduler.live import LiveRequest
 from services.scheduler.request_trace import Times
 

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.scheduler.calls import BlockKey
+from services.scheduler.core.calls import BlockKey
 
 _ROOT = b"tercet.prefix.root.1"
 _BLOCK = b"tercet.prefix.block.1"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.errors import FailedPrecondition
-from services.scheduler.calls import LaneId
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.calls import LaneId
+from services.scheduler.core.core import SchedulerCore
 from services.scheduler.intake import CacheUse
 from services.scheduler.kv_events import KvEventLog
 from services.scheduler.prefix_keys import KeyChain, NameSpace

@@ -6,7 +6,7 @@ NAME `*` is all others. Knows the notation only; limits of the numbers are those
 from collections.abc import Sequence
 
 from services.errors import InvalidArgument
-from services.scheduler.core_limits import TenantQuota
+from services.scheduler.core.limits import TenantQuota
 
 _FIELDS = {
     "concurrency": "concurrency",

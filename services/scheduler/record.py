@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from services.scheduler import calls, core_limits, cost
-from services.scheduler.calls import CoreConfig, OutOfStep, SubmitError
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core import calls, cost
+from services.scheduler.core import limits as core_limits
+from services.scheduler.core.calls import CoreConfig, OutOfStep, SubmitError
+from services.scheduler.core.core import SchedulerCore
 
 VERSION: Final = 1
 WAITING_MOST: Final = 65_536  # calls that wait to be written

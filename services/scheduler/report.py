@@ -13,7 +13,7 @@ from services.errors import AlreadyExists, InvalidArgument, ResourceExhausted, U
 from services.logs import RequestLine, Surroundings, request_line, slow_request_line
 from services.metrics import SchedulerMetrics, observe
 from services.scheduler import endings
-from services.scheduler.calls import Load, Totals, Usage
+from services.scheduler.core.calls import Load, Totals, Usage
 from services.scheduler.live import LiveRequest
 from services.scheduler.observer import Refusal
 from services.scheduler.request_trace import Times

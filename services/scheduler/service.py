@@ -16,8 +16,9 @@ from services.errors import InvalidArgument, ServiceError
 from services.health import Readiness
 from services.rpc_server import call_context
 from services.scheduler import kv_messages
-from services.scheduler.calls import Limits, Phase, SequenceView, TimeLimit
-from services.scheduler.core_limits import Rung
+from services.scheduler.core.calls import Limits, Phase, SequenceView, TimeLimit
+from services.scheduler.core.limits import Rung
+from services.scheduler.core.policies.policy import POLICIES
 from services.scheduler.endings import Completed
 from services.scheduler.engine import Engine
 from services.scheduler.intake import LimitPolicy, read_cache, read_generate, read_prompt
@@ -25,7 +26,6 @@ from services.scheduler.lease import SCHEMA_REVISION, Lease
 from services.scheduler.live import LiveRequest
 from services.scheduler.observer import Refusal
 from services.scheduler.outbox import Drawn
-from services.scheduler.policy import POLICIES
 from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 FINISH_REASONS: Final = {

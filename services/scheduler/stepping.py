@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from executor.step import Slice, SliceResult, Step, StepResult
 from services.scheduler import endings
-from services.scheduler.calls import Plan, SequenceKey, SequenceOutcome, StepOutcome, Submission
+from services.scheduler.core.calls import Plan, SequenceKey, SequenceOutcome, StepOutcome, Submission
 from services.scheduler.intake import Admission
 from services.scheduler.live import FilledStep, LiveRequest
 from services.scheduler.outbox import Drawn

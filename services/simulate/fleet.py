@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.scheduler.calls import CoreConfig, LaneSpec, Limits
+from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits
 from services.simulate.cost import PRESETS, CostModel
 
 

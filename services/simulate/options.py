@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from services.scheduler.calls import CoreConfig, LaneSpec
-from services.scheduler.policy import POLICIES
+from services.scheduler.core.calls import CoreConfig, LaneSpec
+from services.scheduler.core.policies.policy import POLICIES
 from services.simulate.fleet import Fleet
 from services.simulate.load import (
     ONE_TENANT,

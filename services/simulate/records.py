@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from services.scheduler.calls import Finished, Reason
+from services.scheduler.core.calls import Finished, Reason
 from services.simulate.load import Request
 
 NEVER: Final = -1  # in a column of times

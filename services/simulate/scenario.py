@@ -10,8 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from services.scheduler.calls import CoreConfig, LaneSpec, Limits
-from services.scheduler.policy import POLICIES
+from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits
+from services.scheduler.core.policies.policy import POLICIES
 from services.simulate.cost import PRESETS, CostModel, from_json
 from services.simulate.fleet import Fleet, Told
 

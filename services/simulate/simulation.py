@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
-from services.scheduler.calls import (
+from services.scheduler.core.calls import (
     Admitted,
     Displaced,
     DoesNotFit,
@@ -30,7 +30,7 @@ from services.scheduler.calls import (
     SubmitError,
     Tokens,
 )
-from services.scheduler.cost import CostEstimate
+from services.scheduler.core.cost import CostEstimate
 from services.simulate.cost import CostModel, StepWork, chunk_context
 from services.simulate.fleet import Fleet, FleetError
 from services.simulate.load import Request

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, replace
 
-from services.scheduler.binding import CHOICES, Binding, Choice
-from services.scheduler.calls import (
+from services.scheduler.core.binding import CHOICES, Binding, Choice
+from services.scheduler.core.calls import (
     CoreConfig,
     Emission,
     InvariantError,
@@ -19,9 +19,9 @@ from services.scheduler.calls import (
     LaneSpec,
     SequenceKey,
 )
-from services.scheduler.core import SchedulerCore
-from services.scheduler.lane import Lane
-from services.scheduler.policy import Batching
+from services.scheduler.core.core import SchedulerCore
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.policies.policy import Batching
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from services.scheduler.calls import Limits
+from services.scheduler.core.calls import Limits
 from services.simulate.fleet import Fleet
 from services.simulate.load import LoadError, Request
 from services.simulate.scenario import UNBOUNDED, Scenario

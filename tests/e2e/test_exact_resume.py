@@ -18,8 +18,8 @@ from executor.loading.load import load_runner
 from executor.runner import Runner
 from executor.step import SamplingParams, Step
 from services.callers import Caller
-from services.scheduler.calls import CoreConfig, LaneSpec, Limits
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits
+from services.scheduler.core.core import SchedulerCore
 from services.scheduler.engine import Engine, EngineConfig
 from services.scheduler.intake import Admission, ServedModel
 from services.scheduler.live import LiveRequest

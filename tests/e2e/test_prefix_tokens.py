@@ -10,7 +10,7 @@ from tiny_model import write_tiny_model
 from executor.loading.load import load_runner
 from executor.runner import Runner
 from executor.step import SamplingParams
-from services.scheduler.calls import CoreConfig
+from services.scheduler.core.calls import CoreConfig
 
 DRAWN = SamplingParams(
     temperature=0.9, top_p=0.95, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1, seed=1234

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from scheduler_model import SPEC
 
-from services.scheduler.calls import CoreConfig
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.calls import CoreConfig
+from services.scheduler.core.core import SchedulerCore
 
 
 @pytest.fixture

@@ -4,15 +4,15 @@ import pytest
 from scheduler_model import World, ask
 
 from services.errors import InvalidArgument
-from services.scheduler.calls import CoreConfig, DoesNotFit, LaneSpec, Plan, QueueFull, Submission
-from services.scheduler.core_limits import LadderConfig, Rung, TenantQuota
-from services.scheduler.cost import CostEstimate, DrainRate, StepFit
-from services.scheduler.degrade import Degraded, Ladder
-from services.scheduler.expected_output import ENOUGH, OutputHistory
-from services.scheduler.policy_ranked import RUN, Ranked
-from services.scheduler.quota import Bucket, QuotaExceeded, Quotas
+from services.scheduler.core.calls import CoreConfig, DoesNotFit, LaneSpec, Plan, QueueFull, Submission
+from services.scheduler.core.cost import CostEstimate, DrainRate, StepFit
+from services.scheduler.core.degrade import Degraded, Ladder
+from services.scheduler.core.expected_output import ENOUGH, OutputHistory
+from services.scheduler.core.limits import LadderConfig, Rung, TenantQuota
+from services.scheduler.core.policies.ranked import RUN, Ranked
+from services.scheduler.core.quota import Bucket, QuotaExceeded, Quotas
+from services.scheduler.core.sequence import Sequence
 from services.scheduler.quota_settings import parse_quota, parse_quotas
-from services.scheduler.sequence import Sequence
 
 MINUTE = 60_000_000_000
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 from scheduler_model import ask
 
-from services.scheduler.binding import CHOICES, LEFT_AT_MOST
-from services.scheduler.calls import (
+from services.scheduler.core.binding import CHOICES, LEFT_AT_MOST
+from services.scheduler.core.calls import (
     CoreConfig,
     Emission,
     Finished,
@@ -18,7 +18,7 @@ from services.scheduler.calls import (
     StepOutcome,
     Submission,
 )
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.core import SchedulerCore
 
 SPEC = LaneSpec(block_size=4, total_blocks=512, max_batched_tokens=64, max_sequences=16, max_model_len=512)
 MS = 1_000_000

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.scheduler.blocks import BlockPool
-from services.scheduler.calls import InvariantError
+from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.calls import InvariantError
 
 
 def counts(pool: BlockPool) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 import pytest
 from scheduler_model import SPEC, answer, ask
 
-from services.scheduler.calls import (
+from services.scheduler.core.calls import (
     Accepted,
     Admitted,
     CoreConfig,
@@ -27,7 +27,7 @@ from services.scheduler.calls import (
     Tokens,
     Usage,
 )
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.core import SchedulerCore
 
 
 def test_one_sequence_from_submission_to_length(core: SchedulerCore) -> None:

@@ -15,8 +15,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from services.scheduler import calls
-from services.scheduler.calls import (
+from services.scheduler.core import calls
+from services.scheduler.core.calls import (
     CoreConfig,
     LaneSpec,
     Limits,
@@ -26,7 +26,7 @@ from services.scheduler.calls import (
     Submission,
     SubmitError,
 )
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.core import SchedulerCore
 
 GOLDEN = Path(__file__).parent / "golden" / "core_session.jsonl"
 CONFIG = CoreConfig(max_queued_requests=6, prefill_chunk=6, watermark=0.0, preemption_cap=2, default_output_estimate=2)

@@ -3,8 +3,8 @@
 import pytest
 from scheduler_model import SPEC, answer, ask
 
-from services.scheduler.admission import peak_blocks
-from services.scheduler.calls import (
+from services.scheduler.core.admission import peak_blocks
+from services.scheduler.core.calls import (
     Accepted,
     Admitted,
     CoreConfig,
@@ -21,7 +21,7 @@ from services.scheduler.calls import (
     Tokens,
     Usage,
 )
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.core import SchedulerCore
 
 
 def test_a_lost_lane_gives_its_sequences_back_in_order_of_arrival(core: SchedulerCore) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from scheduler_model import World, ask
 
-from services.scheduler.calls import (
+from services.scheduler.core.calls import (
     CoreConfig,
     DoesNotFit,
     DuplicateKey,
@@ -15,9 +15,9 @@ from services.scheduler.calls import (
     Reason,
     TimeLimit,
 )
-from services.scheduler.core import SchedulerCore
-from services.scheduler.policy_queue import Walk
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.core import SchedulerCore
+from services.scheduler.core.policies.queue import Walk
+from services.scheduler.core.sequence import Sequence
 
 ROOMY = LaneSpec(block_size=16, total_blocks=64, max_batched_tokens=256, max_sequences=8, max_model_len=4096)
 

@@ -5,10 +5,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_model import World
 
-from services.scheduler.calls import CoreConfig, LaneSpec, Limits, Submission, SubmitError
-from services.scheduler.core_limits import LadderConfig, TenantQuota
-from services.scheduler.cost import CostEstimate
-from services.scheduler.policy import POLICIES
+from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits, Submission, SubmitError
+from services.scheduler.core.cost import CostEstimate
+from services.scheduler.core.limits import LadderConfig, TenantQuota
+from services.scheduler.core.policies.policy import POLICIES
 
 specs = st.builds(
     LaneSpec,

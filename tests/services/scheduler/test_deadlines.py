@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.scheduler.calls import InvariantError, Limits, TimeLimit
-from services.scheduler.deadlines import Deadlines, earliest
-from services.scheduler.keyed_heap import KeyedHeap
+from services.scheduler.core.calls import InvariantError, Limits, TimeLimit
+from services.scheduler.core.deadlines import Deadlines, earliest
+from services.scheduler.core.keyed_heap import KeyedHeap
 
 ALL = Limits(queue_ns=10, first_token_ns=20, between_tokens_ns=5, total_ns=100)
 

@@ -12,7 +12,7 @@ from fake_stack import running_executor, until
 from services import cli
 from services.commands import ps, top
 from services.commands.which_scheduler import default_target, which
-from services.scheduler.calls import CoreConfig
+from services.scheduler.core.calls import CoreConfig
 from tercet.v1 import common_pb2, scheduler_pb2
 
 ONE_SLOT = replace(CAPACITY, max_sequences=1)

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 from scheduler_model import World, answer, ask
 
-from services.scheduler.calls import CoreConfig, LaneSpec, Limits, Plan, Submission
-from services.scheduler.core import SchedulerCore
-from services.scheduler.core_limits import TenantQuota
-from services.scheduler.cost import CostEstimate
-from services.scheduler.lateness import TooLate
-from services.scheduler.policy import POLICIES, Policy, by_arrival, priority_class
-from services.scheduler.policy_fair import OUTPUT_COST, PROMPT_COST
+from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits, Plan, Submission
+from services.scheduler.core.core import SchedulerCore
+from services.scheduler.core.cost import CostEstimate
+from services.scheduler.core.lateness import TooLate
+from services.scheduler.core.limits import TenantQuota
+from services.scheduler.core.policies.fair import OUTPUT_COST, PROMPT_COST
+from services.scheduler.core.policies.policy import POLICIES, Policy, by_arrival, priority_class
 
 ROOMY = LaneSpec(block_size=16, total_blocks=512, max_batched_tokens=256, max_sequences=4, max_model_len=4096)
 ONE_SLOT = dataclasses.replace(ROOMY, max_sequences=1)
@@ -157,7 +157,7 @@ def test_s20608_low_priority_does_not_starve(monkeypatch: pytest.MonkeyPatch) ->
         return 100
 
     assert waits("priority") <= 50
-    monkeypatch.setattr("services.scheduler.policy_queue.AGING_RUNGS", 0)
+    monkeypatch.setattr("services.scheduler.core.policies.queue.AGING_RUNGS", 0)
     assert waits("priority") == 100
 
 

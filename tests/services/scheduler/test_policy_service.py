@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from services.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, ServiceError
 from services.rpc_errors import from_rpc_error
-from services.scheduler.calls import CoreConfig
-from services.scheduler.core_limits import LadderConfig, TenantQuota
-from services.scheduler.policy import POLICIES
+from services.scheduler.core.calls import CoreConfig
+from services.scheduler.core.limits import LadderConfig, TenantQuota
+from services.scheduler.core.policies.policy import POLICIES
 from tercet.v1 import common_pb2, scheduler_pb2
 
 

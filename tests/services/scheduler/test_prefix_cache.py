@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.scheduler.calls import InvariantError, KvEvent, KvRemoved, KvStored, LaneSpec
-from services.scheduler.prefix import PrefixCache
+from services.scheduler.core.calls import InvariantError, KvEvent, KvRemoved, KvStored, LaneSpec
+from services.scheduler.core.prefix import PrefixCache
 
 A, B, C, D = b"a", b"ab", b"abc", b"abcd"
 

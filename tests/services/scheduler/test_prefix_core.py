@@ -14,8 +14,8 @@ from executor.step import Capacity, SamplingParams
 from services.errors import Cancelled, Internal
 from services.executor.fake import FakeRunner, Faults
 from services.executor.fake_tokens import expected_hash_tokens
-from services.scheduler.calls import CoreConfig, InvalidSubmission, KvCleared, KvRemoved, KvStored, Submission
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.calls import CoreConfig, InvalidSubmission, KvCleared, KvRemoved, KvStored, Submission
+from services.scheduler.core.core import SchedulerCore
 from services.scheduler.intake import CacheUse
 
 CAPACITY = Capacity(

@@ -15,12 +15,12 @@ from executor.step import Capacity
 from services.errors import Cancelled, InvalidArgument
 from services.executor.fake import FakeRunner, Faults
 from services.executor.fake_tokens import expected_hash_tokens
-from services.scheduler.calls import CoreConfig
+from services.scheduler.core.calls import CoreConfig
+from services.scheduler.core.policies.policy import POLICIES
 from services.scheduler.endings import Completed
 from services.scheduler.intake import CacheUse
 from services.scheduler.live import LiveRequest
 from services.scheduler.outbox import Drawn
-from services.scheduler.policy import POLICIES
 from services.scheduler.prefix_keys import KeyChain, NameSpace
 
 IDS = 2

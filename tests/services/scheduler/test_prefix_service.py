@@ -10,7 +10,7 @@ from chain import Chain, chain
 
 from services.executor.fake_tokens import expected_hash_tokens
 from services.rpc_errors import from_rpc_error
-from services.scheduler.calls import CoreConfig
+from services.scheduler.core.calls import CoreConfig
 from services.scheduler.engine import EngineConfig
 from services.scheduler.prefixes import PrefixConfig
 from tercet.v1 import common_pb2, scheduler_pb2

@@ -11,8 +11,8 @@ from chain import CAPACITY, chain
 from scheduler_model import SPEC, answer, ask
 
 from services.commands import replay as command
-from services.scheduler.calls import CoreConfig, Limits, QueueFull
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core.calls import CoreConfig, Limits, QueueFull
+from services.scheduler.core.core import SchedulerCore
 from services.scheduler.record import BadRecording, Recorder, replay
 from tercet.v1 import common_pb2, scheduler_pb2
 

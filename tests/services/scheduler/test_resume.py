@@ -13,7 +13,7 @@ from services import errors
 from services.executor.fake import FakeRunner
 from services.executor.fake_tokens import expected_hash_tokens
 from services.rpc_errors import from_rpc_error
-from services.scheduler.calls import CoreConfig, Limits
+from services.scheduler.core.calls import CoreConfig, Limits
 from tercet.v1 import common_pb2, scheduler_pb2
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from services.rpc import make_channel
 from services.rpc_errors import from_rpc_error
 from services.scheduler import __main__ as process
 from services.scheduler import lease
-from services.scheduler.calls import CoreConfig
+from services.scheduler.core.calls import CoreConfig
 from services.scheduler.engine import Engine, EngineConfig
 from services.scheduler.tombstones import KEPT_NS, MOST, Tombstones
 from tercet.v1 import common_pb2, scheduler_pb2

@@ -12,7 +12,7 @@ from fake_stack import running_executor, until
 from services.errors import Unavailable
 from services.executor.fake_tokens import expected_hash_tokens
 from services.rpc_errors import from_rpc_error
-from services.scheduler.calls import CoreConfig, Limits
+from services.scheduler.core.calls import CoreConfig, Limits
 from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 SECOND = 1_000_000_000

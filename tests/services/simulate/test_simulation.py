@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.calls import CoreConfig, LaneSpec, Limits, Plan, SequenceOutcome, StepOutcome, Submission
-from services.scheduler.policy import POLICIES
+from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits, Plan, SequenceOutcome, StepOutcome, Submission
+from services.scheduler.core.policies.policy import POLICIES
 from services.simulate.cost import CostModel
 from services.simulate.fleet import Fleet, FleetError, Told
 from services.simulate.load import Arrivals, Request, generate, parse_lengths, parse_tenants

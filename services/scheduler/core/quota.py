@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from services.scheduler.calls import DoesNotFit, InvariantError, SequenceKey, SubmitError
-from services.scheduler.core_limits import TenantQuota
+from services.scheduler.core.calls import DoesNotFit, InvariantError, SequenceKey, SubmitError
+from services.scheduler.core.limits import TenantQuota
 
 _MINUTE: Final = 60_000_000_000  # ns
 _MEMORY: Final = 1024  # tenants without live sequences that are remembered, even with full buckets

@@ -7,10 +7,10 @@ let in by `affords` end without one being preempted.
 from bisect import bisect_left, insort
 from collections.abc import Sequence as Series
 
-from services.scheduler.admission import Demand, demand, peak_blocks
-from services.scheduler.calls import CoreConfig
-from services.scheduler.lane import Lane
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.admission import Demand, demand, peak_blocks
+from services.scheduler.core.calls import CoreConfig
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.sequence import Sequence
 
 
 class PoolForecast:

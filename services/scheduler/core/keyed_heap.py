@@ -8,7 +8,7 @@ So memory is O(keys), and operations are O(log keys), amortised.
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from services.scheduler.calls import InvariantError, SequenceKey
+from services.scheduler.core.calls import InvariantError, SequenceKey
 
 Order = tuple[int, ...]
 

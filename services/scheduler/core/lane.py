@@ -12,7 +12,7 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from services.scheduler.calls import (
+from services.scheduler.core.calls import (
     BlockKey,
     CoreConfig,
     InvariantError,
@@ -24,8 +24,8 @@ from services.scheduler.calls import (
     SequenceOutcome,
     StepOutcome,
 )
-from services.scheduler.prefix import PrefixCache
-from services.scheduler.sequence import Placement, Sequence
+from services.scheduler.core.prefix import PrefixCache
+from services.scheduler.core.sequence import Placement, Sequence
 
 
 @dataclass(slots=True, eq=False)

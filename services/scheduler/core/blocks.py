@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
-from services.scheduler.calls import InvariantError
+from services.scheduler.core.calls import InvariantError
 
 
 class _State(IntEnum):

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, replace
 
-from services.scheduler.admission import check_block_keys, fit, queue_room, validate
-from services.scheduler.calls import CoreConfig, LaneSpec, Reason, Submission
-from services.scheduler.core_limits import Rung
-from services.scheduler.degrade import Ladder
-from services.scheduler.expected_output import OutputHistory
-from services.scheduler.policy_fair import TokenCounters
-from services.scheduler.policy_queue import WaitingQueue
-from services.scheduler.quota import Quotas
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.admission import check_block_keys, fit, queue_room, validate
+from services.scheduler.core.calls import CoreConfig, LaneSpec, Reason, Submission
+from services.scheduler.core.degrade import Ladder
+from services.scheduler.core.expected_output import OutputHistory
+from services.scheduler.core.limits import Rung
+from services.scheduler.core.policies.fair import TokenCounters
+from services.scheduler.core.policies.queue import WaitingQueue
+from services.scheduler.core.quota import Quotas
+from services.scheduler.core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ Knows lanes as they are and costs as measured; no clock.
 
 from collections.abc import Iterable
 
-from services.scheduler.calls import SubmitError, TimeLimit
-from services.scheduler.cost import CostEstimate
-from services.scheduler.lane import Lane
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.calls import SubmitError, TimeLimit
+from services.scheduler.core.cost import CostEstimate
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.sequence import Sequence
 
 
 class TooLate(SubmitError):

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.scheduler.calls import LaneId, Plan
-from services.scheduler.cost import CostEstimate, StepFit
-from services.scheduler.lane import Lane
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.calls import LaneId, Plan
+from services.scheduler.core.cost import CostEstimate, StepFit
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.sequence import Sequence
 
 LEFT_AT_MOST: Final = 8
 CHOICES: Final = 8

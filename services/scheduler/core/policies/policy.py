@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from services.scheduler.core_limits import TOP_PRIORITY
-from services.scheduler.deadlines import earliest
-from services.scheduler.keyed_heap import Order
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.deadlines import earliest
+from services.scheduler.core.keyed_heap import Order
+from services.scheduler.core.limits import TOP_PRIORITY
+from services.scheduler.core.sequence import Sequence
 
 AGING_RUNGS: Final = 4
 

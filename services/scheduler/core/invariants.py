@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from services.scheduler.calls import InvariantError, SequenceKey
-from services.scheduler.lane import Lane
-from services.scheduler.policy_queue import WaitingQueue
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.calls import InvariantError, SequenceKey
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.policies.queue import WaitingQueue
+from services.scheduler.core.sequence import Sequence
 
 
 def check_places(live: Mapping[SequenceKey, Sequence], waiting: WaitingQueue, lanes: Iterable[Lane]) -> None:

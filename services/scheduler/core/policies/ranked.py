@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from services.scheduler.calls import InvariantError
-from services.scheduler.keyed_heap import Order
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.calls import InvariantError
+from services.scheduler.core.keyed_heap import Order
+from services.scheduler.core.sequence import Sequence
 
 RUN: Final = 256
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from services.scheduler.calls import InvariantError
+from services.scheduler.core.calls import InvariantError
 
 LENGTH: Final = 64  # calls kept
 

@@ -5,8 +5,8 @@ taken after the pressure stood at its mark without a break, the next after as lo
 lower mark, so a pressure that hovers at either does not make the rungs flap.
 """
 
-from services.scheduler.calls import SubmitError
-from services.scheduler.core_limits import LadderConfig, Rung
+from services.scheduler.core.calls import SubmitError
+from services.scheduler.core.limits import LadderConfig, Rung
 
 
 class Degraded(SubmitError):

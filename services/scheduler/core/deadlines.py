@@ -4,8 +4,8 @@ Knows limits and times, not queues or lanes; the clock is the caller's. Invarian
 can still pass has exactly one deadline here, its earliest; a finished one has none.
 """
 
-from services.scheduler.calls import Limits, SequenceKey, TimeLimit
-from services.scheduler.keyed_heap import KeyedHeap
+from services.scheduler.core.calls import Limits, SequenceKey, TimeLimit
+from services.scheduler.core.keyed_heap import KeyedHeap
 
 Deadline = tuple[int, TimeLimit]  # ns, and which limit it is
 

@@ -9,12 +9,12 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from services.scheduler.calls import InvariantError, LaneId, SequenceKey
-from services.scheduler.keyed_heap import KeyedHeap, Order
-from services.scheduler.policy import AGING_RUNGS, CachedTokens, Policy, class_of
-from services.scheduler.policy_fair import TokenCounters
-from services.scheduler.policy_ranked import Ranked
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.calls import InvariantError, LaneId, SequenceKey
+from services.scheduler.core.keyed_heap import KeyedHeap, Order
+from services.scheduler.core.policies.fair import TokenCounters
+from services.scheduler.core.policies.policy import AGING_RUNGS, CachedTokens, Policy, class_of
+from services.scheduler.core.policies.ranked import Ranked
+from services.scheduler.core.sequence import Sequence
 
 WINDOW: Final = 64  # oldest sequences of which the longest cached prefix is chosen
 

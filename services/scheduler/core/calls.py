@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.scheduler.core_limits import LadderConfig, Rung, TenantQuota, require
+from services.scheduler.core.limits import LadderConfig, Rung, TenantQuota, require
 
 SequenceKey = str  # unique among live sequences; the shell derives it from (tenant, request id, attempt, index)
 LaneId = str  # one executor lease: a new epoch is a new lane

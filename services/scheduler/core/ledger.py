@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import fields
 
-from services.scheduler.calls import InvariantError, Reason, Totals
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.calls import InvariantError, Reason, Totals
+from services.scheduler.core.sequence import Sequence
 
 
 class Ledger:

@@ -12,7 +12,7 @@ Knows lengths, never ids. Ranges of positions, for a placed sequence:
 
 from dataclasses import dataclass, field
 
-from services.scheduler.calls import (
+from services.scheduler.core.calls import (
     BlockKey,
     InvariantError,
     LaneId,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from services.scheduler.blocks import BlockPool
-from services.scheduler.calls import BlockKey, InvariantError, KvEvent, KvRemoved, KvStored, LaneId, LaneSpec
+from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.calls import BlockKey, InvariantError, KvEvent, KvRemoved, KvStored, LaneId, LaneSpec
 
 
 @dataclass(frozen=True, slots=True)

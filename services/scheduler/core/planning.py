@@ -12,17 +12,25 @@ protected one has nobody above it, fits the pool alone, and so always gets its b
 
 from dataclasses import dataclass
 
-from services.scheduler.admission import fits
-from services.scheduler.binding import Choice
-from services.scheduler.calls import Admitted, CoreConfig, InvariantError, Plan, PlannedSlice, Preempted, SequenceKey
-from services.scheduler.core_limits import Rung
-from services.scheduler.deadlines import Deadlines
-from services.scheduler.degrade import Ladder
-from services.scheduler.forecast import PoolForecast
-from services.scheduler.lane import InFlight, Lane, Row
-from services.scheduler.policy import Batching, claim, protection
-from services.scheduler.policy_queue import WaitingQueue
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.admission import fits
+from services.scheduler.core.binding import Choice
+from services.scheduler.core.calls import (
+    Admitted,
+    CoreConfig,
+    InvariantError,
+    Plan,
+    PlannedSlice,
+    Preempted,
+    SequenceKey,
+)
+from services.scheduler.core.deadlines import Deadlines
+from services.scheduler.core.degrade import Ladder
+from services.scheduler.core.forecast import PoolForecast
+from services.scheduler.core.lane import InFlight, Lane, Row
+from services.scheduler.core.policies.policy import Batching, claim, protection
+from services.scheduler.core.policies.queue import WaitingQueue
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.shares import PromptShares
 
 _LOOK_PAST = 64  # sequences at the head of the queue that this lane can't take before it stops looking
 _LOOK_SMALLER = 8  # of them, those that merely can't be afforded now
@@ -53,7 +61,6 @@ class StepDraft:
         self._waiting = waiting
         self._policy = waiting.policy
         self._deadlines = deadlines
-        self._ladder = ladder
         self._choice = choice
         first = deadlines.next()
         self._some_passed = first is not None and first <= now
@@ -63,8 +70,7 @@ class StepDraft:
         if self._policy.batching is Batching.PADDED and lane.running:
             self._padding = max(0, lane.batch - len(lane.running))
         self._left = lane.spec.max_batched_tokens - self._padding
-        # Tokens that long prompts together, and the prompts of throttled classes together, may still have.
-        self._long_left = self._low_left = self._left
+        self._shares = PromptShares(self._left, ladder, config)
         self._grants: dict[SequenceKey, _Grant] = {}  # in the order of the slices
         self._admitted: list[Admitted] = []
         self._preempted: list[Preempted] = []
@@ -162,7 +168,7 @@ class StepDraft:
         decodes = sum(1 for count in missing.values() if count == 1)
         spare = self._left - decodes  # at least lane.prefill_minimum, by the number of slots
         held_back = min(lane.prefill_minimum, spare // 2) if waiting and lane.free_slots and not self._closed() else 0
-        self._share(spare)
+        self._shares.divide(spare)
         spare -= held_back
         cap = self._cap(alone=len(lane.running) == 1 and not waiting)
         victims = [sequence for sequence in lane.running if not sequence.placed().reserved]  # the last goes first
@@ -198,7 +204,7 @@ class StepDraft:
             self._grant(sequence, missing[sequence.key], count)
             if missing[sequence.key] > 1:
                 spare -= count
-                self._spend(sequence, missing[sequence.key], count)
+                self._shares.spend(sequence, missing[sequence.key], count)
 
     def _admit(self) -> None:
         """In the policy's order. Where one can't be afforded, smaller ones of no lower protection pass it, a bounded
@@ -254,7 +260,7 @@ class StepDraft:
             self._grant(sequence, sequence.missing, count, admitted=True)
             if missing > 1:
                 self._prompts.append(sequence)
-                self._spend(sequence, missing, count)
+                self._shares.spend(sequence, missing, count)
             forecast.entered(sequence)
             self._choice.took(sequence)
             walk.admitted(sequence)
@@ -276,24 +282,9 @@ class StepDraft:
             return True
         return self._cooling() and not self._policy.preempts
 
-    def _share(self, prompts: int) -> None:
-        """Of the tokens of this step that prompts get."""
-        self._long_left = max(1, int(prompts * self._config.long_prompt_share))
-        self._low_left = max(1, int(prompts * self._config.ladder.prefill_share))
-
     def _allowance(self, sequence: Sequence, missing: int) -> int:
-        allowed = self._left
-        if missing > self._config.long_prompt_tokens and not self._alone():
-            allowed = min(allowed, self._long_left)
-        if self._ladder.hits(Rung.PREFILL_SHARE, sequence.submission.priority):
-            allowed = min(allowed, self._low_left)
-        return allowed
-
-    def _spend(self, sequence: Sequence, missing: int, count: int) -> None:
-        if missing > self._config.long_prompt_tokens:
-            self._long_left = max(0, self._long_left - count)
-        if self._ladder.hits(Rung.PREFILL_SHARE, sequence.submission.priority):
-            self._low_left = max(0, self._low_left - count)
+        allowed = self._shares.allowed(sequence, missing, alone=self._alone())
+        return self._left if allowed is None else min(self._left, allowed)
 
     def _alone(self) -> bool:
         return len(self._lane.running) == 1 and not self._waiting
@@ -302,8 +293,9 @@ class StepDraft:
         """Tokens held back for those that wait, and not used, go to the prompts that run, long ones last. Only a
         throttled class gets no more than its share."""
         cap = self._cap(alone=self._alone())
-        most = self._config.long_prompt_tokens
-        for sequence in sorted(self._prompts, key=lambda running: running.placement is None or running.missing > most):
+        for sequence in sorted(
+            self._prompts, key=lambda running: running.placement is None or self._shares.is_long(running.missing)
+        ):
             if not self._left:
                 break
             if sequence.placement is None:
@@ -313,12 +305,11 @@ class StepDraft:
             if missing <= 1 or sequence.key in self._benched:
                 continue
             wanted = min(missing, cap) - (0 if grant is None else grant.count)
-            if self._ladder.hits(Rung.PREFILL_SHARE, sequence.submission.priority):
-                wanted = min(wanted, self._low_left)
-            more = min(wanted, self._left, self._room(sequence))
+            of_class = self._shares.of_class(sequence, None)
+            more = min(wanted if of_class is None else min(wanted, of_class), self._left, self._room(sequence))
             if more > 0:
                 self._grant(sequence, missing, more)
-                self._spend(sequence, missing, more)
+                self._shares.spend(sequence, missing, more)
 
     def _commit(self) -> Plan:
         lane = self._lane

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.scheduler.admission import fits
-from services.scheduler.lane import Lane
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.admission import fits
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

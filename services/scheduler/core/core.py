@@ -7,9 +7,9 @@ queue or runs on exactly one lane, and ends with exactly one Finished; `check` s
 
 from dataclasses import replace
 
-from services.scheduler.admission import check_block_keys, fit
-from services.scheduler.binding import Binding
-from services.scheduler.calls import (
+from services.scheduler.core.admission import check_block_keys, fit
+from services.scheduler.core.binding import Binding
+from services.scheduler.core.calls import (
     Accepted,
     BlockKey,
     CoreConfig,
@@ -36,20 +36,20 @@ from services.scheduler.calls import (
     Tokens,
     Totals,
 )
-from services.scheduler.core_limits import Rung
-from services.scheduler.cost import CostEstimate
-from services.scheduler.deadlines import Deadlines, earliest
-from services.scheduler.gate import Gate
-from services.scheduler.invariants import check_places
-from services.scheduler.lane import Lane
-from services.scheduler.lateness import in_time
-from services.scheduler.ledger import Ledger
-from services.scheduler.planning import StepDraft
-from services.scheduler.policy import policy_named
-from services.scheduler.policy_queue import WaitingQueue
-from services.scheduler.sequence import Sequence
-from services.scheduler.story import Storied, told
-from services.scheduler.waits import Wait, wait_of
+from services.scheduler.core.cost import CostEstimate
+from services.scheduler.core.deadlines import Deadlines, earliest
+from services.scheduler.core.gate import Gate
+from services.scheduler.core.invariants import check_places
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.lateness import in_time
+from services.scheduler.core.ledger import Ledger
+from services.scheduler.core.limits import Rung
+from services.scheduler.core.planning import StepDraft
+from services.scheduler.core.policies.policy import policy_named
+from services.scheduler.core.policies.queue import WaitingQueue
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.story import Storied, told
+from services.scheduler.core.waits import Wait, wait_of
 
 
 class SchedulerCore(Storied):

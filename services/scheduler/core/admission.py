@@ -6,7 +6,7 @@ that the best protected sequence of a lane always can finish.
 
 from collections.abc import Iterable
 
-from services.scheduler.calls import (
+from services.scheduler.core.calls import (
     CoreConfig,
     DoesNotFit,
     InvalidSubmission,
@@ -14,7 +14,7 @@ from services.scheduler.calls import (
     QueueFull,
     Submission,
 )
-from services.scheduler.sequence import Sequence
+from services.scheduler.core.sequence import Sequence
 
 Demand = tuple[int, int]  # blocks: (left to grow, held once all that is known is computed)
 

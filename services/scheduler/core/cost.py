@@ -7,7 +7,7 @@ is as near as it can be, for the choices of policies and admission.
 from dataclasses import dataclass
 from typing import Final
 
-from services.scheduler.core_limits import require
+from services.scheduler.core.limits import require
 
 SMOOTHING: Final = 0.2
 
