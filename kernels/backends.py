@@ -12,7 +12,7 @@ def _reference() -> Ops:
 
 
 def _cpu() -> Ops:
-    from kernels.cpu.backend import CpuOps
+    from kernels.vectorised.backend import CpuOps
 
     return CpuOps()
 

@@ -168,7 +168,7 @@ def test_paged_attention_of_many_sequences_gathers_in_pieces(monkeypatch: pytest
     ops, shape = load("cpu"), AttentionShape(3, 1, 16, 16)
     case = paged_case(shape, [(20 * index + 1, 1 + index % 3) for index in range(20)])
     whole = run_case(ops, case)
-    monkeypatch.setattr("kernels.cpu.attention.GATHER_BYTES", 3 * 4 * 128 * 16)
+    monkeypatch.setattr("kernels.vectorised.attention.GATHER_BYTES", 3 * 4 * 128 * 16)
     assert torch.equal(run_case(ops, case), whole)
 
 

@@ -7,7 +7,7 @@ decoded in pieces at each use, which is exact and slow.
 What that costs on SmolLM2-135M Q4_1: perplexity 19.127 against 19.167 of float32 (wikitext2, 120,000 bytes), and of 29
 greedy answers of 32 tokens 17 equal float32's, the others first differ where its two largest logits are within 0.19
 (float32 pages: 16 of 29, so it is the products that round).
-The determinism invariants hold as far as torch's own kernels do what was measured of them: see `kernels.cpu.attention`
+The determinism invariants hold as far as torch's own kernels do what was measured of them: see `kernels.vectorised.attention`
 (products with a multiple of 4 rows) and `linear` (4-bit products treat each row alike; float products are tiled).
 """
 
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_linear, check_paged_rows, check_pages, check_queries
-from kernels.cpu import attention
-from kernels.cpu.int4 import Int4Matrix, fits_int4, int4_linear, int4_rows, pack_int4
 from kernels.ops import AttentionPlan, AttentionShape, Ops, PackedMatrix, PagedRows, StoredMatrix
 from kernels.raw import CHUNK_BYTES, RawMatrix, check_parts, in_tiles
+from kernels.vectorised import attention
+from kernels.vectorised.int4 import Int4Matrix, fits_int4, int4_linear, int4_rows, pack_int4
 
 TILE = 16  # rows of one float product
 
