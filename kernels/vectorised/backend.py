@@ -7,8 +7,8 @@ decoded in pieces at each use, which is exact and slow.
 What that costs on SmolLM2-135M Q4_1: perplexity 19.127 against 19.167 of float32 (wikitext2, 120,000 bytes), and of 29
 greedy answers of 32 tokens 17 equal float32's, the others first differ where its two largest logits are within 0.19
 (float32 pages: 16 of 29, so it is the products that round).
-The determinism invariants hold as far as torch's own kernels do what was measured of them: see `kernels.vectorised.attention`
-(products with a multiple of 4 rows) and `linear` (4-bit products treat each row alike; float products are tiled).
+The determinism invariants hold as far as torch's own kernels do what was measured of them: see `attention` (products
+with a multiple of 4 rows) and `linear` (4-bit products treat each row alike; float products are tiled).
 """
 
 from collections.abc import Sequence
