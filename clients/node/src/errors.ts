@@ -121,9 +121,13 @@ const ERROR_OF: Readonly<Record<string, ErrorClass>> = {
   OUT_OF_RANGE: InvalidArgumentError,
 };
 
+// grpc-js calls a connection that broke under a call INTERNAL, with a text that only it writes.
+const BROKEN_CONNECTION = /^Received RST_STREAM with code \d+ triggered by internal client error/;
+
 /** The error of a failed call. */
 export function fromServiceError(error: ServiceError): TercetError {
-  const code = status[error.code] ?? "UNKNOWN";
+  const broken = error.code === status.INTERNAL && BROKEN_CONNECTION.test(error.details);
+  const code = broken ? "UNAVAILABLE" : (status[error.code] ?? "UNKNOWN");
   const packed = error.metadata?.get("grpc-status-details-bin")[0];
   return fromStatus(code, error.details, Buffer.isBuffer(packed) ? packed : undefined);
 }

@@ -1,4 +1,4 @@
-import { status } from "@grpc/grpc-js";
+import { Metadata, status } from "@grpc/grpc-js";
 import assert from "node:assert/strict";
 import { test, type TestContext } from "node:test";
 import protobuf from "protobufjs";
@@ -71,6 +71,13 @@ test("a server that dies in mid-answer: it goes on behind what was delivered, no
   assert.equal(second?.resume?.charsDelivered, "2", "characters are Unicode scalar values, not UTF-16 units");
   assert.equal(second?.sampling?.seed, "18446744073709551615");
   assert.equal(second?.text, undefined);
+});
+
+test("a connection that breaks under a call is a server that is away", () => {
+  const raw = (details: string) => Object.assign(new Error(), { code: status.INTERNAL, details, metadata: new Metadata() });
+  const text = "Received RST_STREAM with code 2 triggered by internal client error: Session closed with error code 2";
+  assert.ok(tercet.fromServiceError(raw(text)) instanceof tercet.UnavailableError);
+  assert.ok(tercet.fromServiceError(raw("a defect")) instanceof tercet.InternalError);
 });
 
 test("without resume, or with several answers, a death after the first delta is an error", async (t) => {
