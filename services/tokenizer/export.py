@@ -87,10 +87,5 @@ def unpack(data: bytes, names: frozenset[str]) -> dict[str, bytes]:
         raise ValueError(f"not a zip file: {error}") from error
 
 
-FILES: Final = frozenset(
-    ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-)
-
-
 def _json(value: Mapping[str, object]) -> bytes:
     return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode()
