@@ -233,7 +233,12 @@ class TokenizerConfig(Settings):
     process: ClassVar[str] = "tokenizer"
 
     net: ListenConfig = dataclasses.field(default_factory=lambda: ListenConfig(listen="127.0.0.1:50051"))
-    scheduler: str = setting("127.0.0.1:50052", "scheduler that requests go to", check=_target)
+    scheduler: tuple[str, ...] = setting(
+        ("127.0.0.1:50052",),
+        "schedulers that requests go to, separated by commas, spelled alike at all edges",
+        minimum=1,
+        check=_target,
+    )
     model: str = setting(MODEL, "catalogue name or path of a GGUF file", minimum=1, shared=True)
     http: str | None = setting(None, "HTTP address of the OpenAI gateway; none serves none", check=parse_address)
     http_limits: HttpLimits = dataclasses.field(default_factory=HttpLimits)
@@ -250,9 +255,14 @@ class GatewayConfig(Settings):
     process: ClassVar[str] = "gateway"
 
     http: str = setting("127.0.0.1:8000", "HTTP address: host:port or unix:/path", check=parse_address)
-    tokenizer: str = setting("127.0.0.1:50051", "tokenizer that requests go to", check=_target)
+    tokenizer: tuple[str, ...] = setting(
+        ("127.0.0.1:50051",), "tokenizers that requests go to, separated by commas", minimum=1, check=_target
+    )
     drain_s: float = setting(
         30.0, "after SIGTERM, how long running requests may go on", unit="s", minimum=0, maximum=3600, shared=True
+    )
+    resume_grace_s: float = setting(
+        60.0, "how long an answer that has begun waits for a lost tokenizer", unit="s", minimum=0, maximum=3600
     )
     limits: HttpLimits = dataclasses.field(default_factory=HttpLimits)
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)

@@ -310,11 +310,16 @@ class TokenizerMetrics:
     detokenize: Histogram
     prompt_bytes: Histogram
     stop_strings: Counter
+    scheduler_ready: By[Gauge]
+    scheduler_requests: By[Gauge]
+    scheduler_losses: By[Counter]
     gen_ai: GenAiMetrics
 
     @classmethod
-    def make(cls, registry: CollectorRegistry, model: str) -> Self:
+    def make(cls, registry: CollectorRegistry, model: str, schedulers: Iterable[str] = ()) -> Self:
+        """schedulers: their targets as configured, since a label may not come from a request."""
         make = _Maker(registry)
+        targets = tuple(schedulers)
         return cls(
             received=make.counter("requests_received", "Requests that arrived, refused ones too"),
             requests=make.counter_by("requests", "Requests that ended, by how", "outcome", OUTCOMES),
@@ -324,6 +329,13 @@ class TokenizerMetrics:
             detokenize=make.histogram("detokenize_seconds", "Decoding over a whole answer", SHORT_EDGES),
             prompt_bytes=make.histogram("prompt_bytes", "Prompt text", tuple(float(1 << p) for p in range(4, 25, 2))),
             stop_strings=make.counter("stop_strings", "Requests that a stop string ended"),
+            scheduler_ready=make.gauge_by("scheduler_ready", "1: the scheduler is ready", "scheduler", targets),
+            scheduler_requests=make.gauge_by(
+                "scheduler_requests", "Requests of this edge at a scheduler", "scheduler", targets
+            ),
+            scheduler_losses=make.counter_by(
+                "scheduler_losses", "Calls of requests that ended at a scheduler and went on", "scheduler", targets
+            ),
             gen_ai=GenAiMetrics.make(registry, model),
         )
 

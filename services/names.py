@@ -30,6 +30,7 @@ EVENT_STALLED: Final = "stalled"
 EVENT_STOPPED: Final = "stopped"
 EVENT_EXECUTOR_LOST: Final = "executor_lost"
 EVENT_SCHEDULER_LOST: Final = "scheduler_lost"
+EVENT_TOKENIZER_LOST: Final = "tokenizer_lost"
 
 # RPC conventions. On the conventions' main branch the status is becoming `rpc.status_code`: change it here.
 RPC_SYSTEM_NAME: Final = "rpc.system.name"
@@ -97,6 +98,7 @@ STEP_SEQUENCES: Final = "tercet.step.sequences"
 STEP_TOKENS: Final = "tercet.step.tokens"
 STEP_LINKS_CUT: Final = "tercet.step.links_cut"
 STEP_PHASE: Final = "tercet.step.phase"
+SCHEDULER: Final = "tercet.scheduler"
 EXECUTOR_INSTANCE: Final = "tercet.executor.instance"
 
 PROVIDER: Final = "tercet"

@@ -48,6 +48,15 @@ class ServerOptions:
     ping_timeout_s: float = PING_TIMEOUT_S
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Two ways to one server. calls: of requests, traced; asking: for what is polled."""
+
+    target: str
+    calls: grpc.aio.Channel
+    asking: grpc.aio.Channel
+
+
 def make_server(
     tracer: Tracer,
     *,

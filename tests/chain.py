@@ -20,7 +20,7 @@ from services.gateway.app import make_app
 from services.gateway.server import serve as serve_http
 from services.health import Readiness, add_health
 from services.metrics import SchedulerMetrics, TokenizerMetrics
-from services.rpc import bind, make_channel, make_server
+from services.rpc import Door, bind, make_channel, make_server
 from services.scheduler.core.calls import CoreConfig, Limits
 from services.scheduler.core.core import SchedulerCore
 from services.scheduler.engine import Engine, EngineConfig
@@ -32,6 +32,7 @@ from services.tokenizer.chain import Chain as ChainWatch
 from services.tokenizer.edge import EdgeIdentity, TextEdge
 from services.tokenizer.prompts import PromptLimits, Prompts
 from services.tokenizer.report import EdgeReport
+from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.service import TokenizerServicer
 from services.tokenizer.templates import ChatTemplate, load_chat_template
 from services.tokenizer.text import TextModel, load_tokenizer
@@ -183,14 +184,14 @@ async def text_chain(
         behind = await stack.enter_async_context(scheduler(fake.target, tracer=tracer))
         channel = await stack.enter_async_context(make_channel(behind.target, tracer))
         readiness = Readiness(("tercet.v1.TokenizerService",))
-        watch = ChainWatch(channel, model.hash, readiness)
+        schedulers = Schedulers([Door(behind.target, channel, channel)], model.hash, readiness)
+        (watch,) = (one.chain for one in schedulers)
         registry = CollectorRegistry()
         prompts = Prompts(model, template, PromptLimits(max_prompt_bytes), tracer)
         edge = TextEdge(
             model,
             prompts,
-            channel,
-            watch,
+            schedulers,
             EdgeIdentity("smollm2-135m", template is not None, "hash"),
             tracer,
             EdgeReport(TokenizerMetrics.make(registry, "smollm2-135m"), "smollm2-135m", 30.0),

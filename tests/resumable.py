@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 from executor.loading.gguf import open_gguf
 from services.health import Readiness
 from services.metrics import TokenizerMetrics
-from services.rpc import bind, make_channel, make_server
-from services.tokenizer.chain import Chain
+from services.rpc import Door, bind, make_channel, make_server
 from services.tokenizer.edge import EdgeIdentity, TextEdge
 from services.tokenizer.export import pack, tokenizer_files
 from services.tokenizer.prompts import PromptLimits, Prompts
 from services.tokenizer.report import EdgeReport
+from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.service import TokenizerServicer
 from services.tokenizer.text import TextModel, load_tokenizer
 from tercet.v1 import tokenizer_pb2_grpc
@@ -28,7 +28,7 @@ from tercet.v1 import tokenizer_pb2_grpc
 class RunningEdge:
     target: str
     edge: TextEdge
-    watch: Chain
+    schedulers: Schedulers
 
 
 @cache
@@ -39,17 +39,21 @@ def text_model(path: Path) -> TextModel:
 
 @asynccontextmanager
 async def running_edge(
-    model: TextModel, scheduler: str, *, listen: str = "127.0.0.1:0", grace_s: float = 60.0
+    model: TextModel, *targets: str, listen: str = "127.0.0.1:0", grace_s: float = 60.0, watched: bool = False
 ) -> AsyncIterator[RunningEdge]:
-    """On leaving, its streams are cut as if it had died."""
+    """targets: of its schedulers. watched: it looks at them again and again. On leaving, its streams are cut as if it
+    had died."""
     tracer = NoOpTracer()
     async with AsyncExitStack() as stack:
         quick = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 100)]
-        channel = await stack.enter_async_context(make_channel(scheduler, tracer, extra=quick))
-        watch = Chain(channel, model.hash, Readiness(("tercet.v1.TokenizerService",)))
+        doors = []
+        for target in targets:
+            channel = await stack.enter_async_context(make_channel(target, tracer, extra=quick))
+            doors.append(Door(target, channel, channel))
+        schedulers = Schedulers(doors, model.hash, Readiness(("tercet.v1.TokenizerService",)))
         prompts = Prompts(model, None, PromptLimits(1 << 20), tracer)
         report = EdgeReport(TokenizerMetrics.make(CollectorRegistry(), "m"), "m", 30.0)
-        edge = TextEdge(model, prompts, channel, watch, EdgeIdentity("m", False, "hash"), tracer, report, grace_s)
+        edge = TextEdge(model, prompts, schedulers, EdgeIdentity("m", False, "hash"), tracer, report, grace_s)
         server = make_server(tracer)
         archive = cache(lambda: pack(tokenizer_files(model, None, None)))
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
@@ -58,7 +62,12 @@ async def running_edge(
         target = bind(server, listen)
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        watch.state = await watch.look()
-        assert watch.state.problem is None, watch.state.problem
-        yield RunningEdge(target, edge, watch)
+        for one in schedulers:
+            one.chain.state = await one.chain.look()
+            assert one.state.problem is None, one.state.problem
+        watching = asyncio.create_task(schedulers.watch()) if watched else None
+        yield RunningEdge(target, edge, schedulers)
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         await asyncio.sleep(0)

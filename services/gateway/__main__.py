@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from services.address import parse_address
 from services.config import GatewayConfig
@@ -12,7 +13,7 @@ from services.gateway.app import make_app
 from services.gateway.remote import RemoteEngine
 from services.gateway.server import HttpServer, serve
 from services.process import Process, leave, run
-from services.rpc import make_channel
+from services.rpc import Door, make_channel
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +21,19 @@ log = logging.getLogger(__name__)
 async def serve_gateway(config: GatewayConfig, process: Process) -> None:
     """Until SIGTERM or SIGINT, then until the last request has ended or `drain_s` is over."""
     tracer = process.telemetry.tracer
-    async with make_channel(config.tokenizer, tracer) as channel:
-        app = make_app(RemoteEngine(channel), config.limits, tracer=tracer, registry=process.metrics.registry)
+    async with AsyncExitStack() as stack:
+        doors = [
+            Door(
+                target,
+                await stack.enter_async_context(make_channel(target, tracer)),
+                await stack.enter_async_context(make_channel(target)),
+            )
+            for target in config.tokenizer
+        ]
+        engine = RemoteEngine(doors, config.resume_grace_s)
+        watching = asyncio.create_task(engine.watch())
+        stack.callback(watching.cancel)
+        app = make_app(engine, config.limits, tracer=tracer, registry=process.metrics.registry)
         server = await serve(app, parse_address(config.http))
         log.info("listening", extra={"address": server.address.target, "tokenizer": config.tokenizer})
         await process.stop.wait()

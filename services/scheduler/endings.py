@@ -90,7 +90,7 @@ def other_numerics(output_tokens: int, begun_with: str, served: str) -> ServiceE
 
 def lost_too_often(losses: int) -> ServiceError:
     return Unavailable(
-        f"the request lost its executor {losses} times without a token in between", reason="EXECUTOR_LOST"
+        f"the request lost its executor {losses} times without a token in between", reason="LOST_TOO_OFTEN"
     )
 
 

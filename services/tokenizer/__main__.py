@@ -14,13 +14,13 @@ from services.gateway.app import make_app
 from services.gateway.server import serve as serve_http
 from services.metrics import TokenizerMetrics
 from services.process import Process, leave, run, serving, unless_stopped
-from services.rpc import make_channel
-from services.tokenizer.chain import Chain
+from services.rpc import Door, make_channel
 from services.tokenizer.edge import EdgeIdentity, TextEdge
 from services.tokenizer.export import pack, tokenizer_files
 from services.tokenizer.loading import load_text
 from services.tokenizer.prompts import PromptLimits, Prompts
-from services.tokenizer.report import EdgeReport
+from services.tokenizer.report import EdgeReport, SchedulerGauges
+from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.service import TokenizerServicer
 from tercet.v1 import tokenizer_pb2_grpc
 
@@ -33,23 +33,28 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
     name, model, template = text.name, text.model, text.template
     tracer = process.telemetry.tracer
     async with AsyncExitStack() as stack:
-        channel = await stack.enter_async_context(make_channel(config.scheduler, tracer))
-        asking = await stack.enter_async_context(make_channel(config.scheduler))
-        chain = Chain(asking, model.hash, process.readiness)
+        metrics = TokenizerMetrics.make(process.metrics.registry, name, config.scheduler)
+        doors = [
+            Door(
+                target,
+                await stack.enter_async_context(make_channel(target, tracer)),
+                await stack.enter_async_context(make_channel(target)),
+            )
+            for target in config.scheduler
+        ]
+        schedulers = Schedulers(doors, model.hash, process.readiness, SchedulerGauges(metrics))
         prompts = Prompts(model, template, PromptLimits(config.max_prompt_bytes), tracer)
         edge = TextEdge(
             model,
             prompts,
-            channel,
-            chain,
+            schedulers,
             EdgeIdentity(name, template is not None, process.config_hash),
             tracer,
-            EdgeReport(TokenizerMetrics.make(process.metrics.registry, name), name, config.slow_request_s),
+            EdgeReport(metrics, name, config.slow_request_s),
             config.resume_grace_s,
         )
-        archive = cache(lambda: pack(tokenizer_files(model, template, text.context_length)))
-        servicer = TokenizerServicer(edge, model, prompts, archive)
-        watching = asyncio.create_task(chain.watch())
+        servicer = TokenizerServicer(edge, model, prompts)
+        watching = asyncio.create_task(schedulers.watch())
         stack.callback(watching.cancel)
         await stack.enter_async_context(
             serving(

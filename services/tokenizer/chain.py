@@ -1,11 +1,12 @@
-"""Is the chain behind this edge complete, and does it serve the model that this edge tokenizes for?
+"""Is the chain behind a scheduler complete, and does it serve the model that this edge tokenizes for?
 
-Owns one fact, asked anew every second. Must not know requests. Invariant: `require` passes only while the scheduler
-answered when last asked, and its model's tokenizer has the hash of ours.
+Owns one fact, asked anew every second. Must not know requests. Invariant: a state `takes` requests only where the
+scheduler answered when last asked, and its model's tokenizer has the hash of ours.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.errors import FailedPrecondition, ServiceError, Unavailable
-from services.health import REASON_KEY, Readiness
+from services.health import REASON_KEY
 from services.rpc_errors import from_rpc_error
 from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
@@ -32,24 +33,24 @@ class ChainState:
     model: common_pb2.ModelDescription | None = None
     numerics: str = ""
 
+    @property
+    def takes(self) -> bool:
+        """A scheduler that has lost its executor for now decides by itself what it still takes: only it knows the
+        grace."""
+        return self.problem is None or (self.problem.reason == NOT_READY and self.model is not None)
+
 
 class Chain:
-    def __init__(self, channel: grpc.aio.Channel, tokenizer_hash: str, readiness: Readiness) -> None:
+    """changed: told after each look."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, tokenizer_hash: str, changed: Callable[[], None] = lambda: None
+    ) -> None:
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self._health = health_pb2_grpc.HealthStub(channel)
         self._tokenizer_hash = tokenizer_hash
-        self._readiness = readiness
+        self._changed = changed
         self.state = ChainState(Unavailable("the scheduler was not asked yet", reason="STARTING"))
-
-    def require(self) -> ChainState:
-        """The state, or the error that says what is missing.
-
-        A scheduler that has lost its executor for now decides by itself what it still takes: only it knows the grace.
-        """
-        problem = self.state.problem
-        if problem is not None and not (problem.reason == NOT_READY and self.state.model is not None):
-            raise type(problem)(problem.message, reason=problem.reason, metadata=problem.metadata)
-        return self.state
 
     async def watch(self) -> None:
         """Until cancelled."""
@@ -95,11 +96,5 @@ class Chain:
         return Unavailable(f"the scheduler is not ready: {text}", reason=NOT_READY)
 
     def _note(self, state: ChainState) -> None:
-        before, self.state = self.state, state
-        if state.problem is None:
-            self._readiness.set_ready()
-            return
-        self._readiness.set_not_ready(state.problem.message)
-        if before.problem is None or before.problem.message != state.problem.message:
-            level = logging.ERROR if isinstance(state.problem, FailedPrecondition) else logging.WARNING
-            log.log(level, "not ready", extra={"reason": state.problem.message})
+        self.state = state
+        self._changed()

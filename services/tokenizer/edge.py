@@ -2,7 +2,7 @@
 
 Owns a request's life at the edge: encode, call the scheduler, detokenize, find stop strings, stop the scheduler there.
 All its state is local to one generator, so closing the generator ends everything. What a scheduler's death costs the
-caller is time: detokenizer and stop matcher stay here, and `upstream` goes on with the ids.
+caller is time: detokenizer and stop matcher stay here, and `upstream` goes on with the ids at a scheduler that is able.
 """
 
 import asyncio
@@ -22,17 +22,19 @@ from services.callers import Caller, read_caller
 from services.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from services.gateway.engine import EngineCall
 from services.hops import keep_margin
+from services.peers import Route, State
 from services.rpc_errors import from_rpc_error
-from services.tokenizer import upstream
+from services.tokenizer import placement, upstream
 from services.tokenizer.answer import Answer, AnswerRules
-from services.tokenizer.chain import Chain, ChainState
+from services.tokenizer.chain import ChainState
 from services.tokenizer.invalid import InvalidText
 from services.tokenizer.prompts import Prompts
 from services.tokenizer.report import EdgeReport, Told
 from services.tokenizer.resume import Rest, check_resume, unknown_logprobs
+from services.tokenizer.schedulers import Scheduler, Schedulers
 from services.tokenizer.text import TextModel
-from services.tokenizer.upstream import Upstream
-from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, tokenizer_pb2
+from services.tokenizer.upstream import AtScheduler, Upstream
+from tercet.v1 import common_pb2, scheduler_pb2, tokenizer_pb2
 
 Request = tokenizer_pb2.TokenizerServiceGenerateRequest
 Response = tokenizer_pb2.TokenizerServiceGenerateResponse
@@ -62,8 +64,7 @@ class TextEdge:
         self,
         model: TextModel,
         prompts: Prompts,
-        channel: grpc.aio.Channel,
-        chain: Chain,
+        schedulers: Schedulers,
         identity: EdgeIdentity,
         tracer: Tracer,
         report: EdgeReport,
@@ -71,8 +72,7 @@ class TextEdge:
     ) -> None:
         self._model = model
         self._prompts = prompts
-        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        self._chain = chain
+        self._schedulers = schedulers
         self._identity = identity
         self._tracer = tracer
         self._report = report
@@ -128,7 +128,7 @@ class TextEdge:
         if self._draining:
             raise Unavailable("the tokenizer is draining and takes no new requests", reason="DRAINING")
         self._refuse(request)
-        chain = self._chain.require()
+        chain = self._schedulers.require()
         try:
             answer = Answer(self._model, self._rules(request, chain))
         except InvalidText as error:
@@ -138,12 +138,16 @@ class TextEdge:
         told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
         rest = Rest(request.resume.chars_delivered, len(request.resume.output_ids))
         replayed = answer.push(request.resume.output_ids, unknown_logprobs(request))
+        message = self._message(request, caller, prompt_ids, call)
+        route = self._schedulers.route(_key(message), request.resume.numerics or None)
         source = Upstream(
-            self._message(request, caller, prompt_ids, call),
-            lambda message: self._open(message, call, told),
-            lambda: time.monotonic_ns() - call.started_ns,
+            message,
+            AtScheduler(message, lambda: time.monotonic_ns() - call.started_ns),
+            route,
+            lambda message: self._open(message, route, call, told),
             time.monotonic() + _left_s(call),
             self._resume_grace_s,
+            caller.request_id,
         )
         span: Span | None = None
         is_accepted = False
@@ -154,14 +158,15 @@ class TextEdge:
                         case "accepted":
                             if not is_accepted:
                                 is_accepted = True
-                                _check_same(event.accepted, chain)
+                                _check_same(event.accepted, route.seen)
+                                route.numerics = event.accepted.numerics
                                 yield Response(accepted=self._accepted(event.accepted, request, prompt_ids))
                                 for delta in rest.of(replayed):
                                     yield Response(delta=delta)
                             else:
                                 told.span.add_event(names.EVENT_SCHEDULER_LOST)
                             if answer.stop_string is not None:  # what was told before the loss is not known there
-                                await self._stop(caller, source.attempt, answer.kept_tokens, told)
+                                await self._stop(route, caller, source.attempt, answer.kept_tokens, told)
                         case "delta":
                             span = span or self._tracer.start_span(names.SPAN_DETOKENIZE, context=call.context)
                             was_stopped = answer.stop_string is not None
@@ -169,7 +174,7 @@ class TextEdge:
                             for delta in rest.of(told.decoding(answer.push, drawn.token_ids, drawn.logprobs)):
                                 yield Response(delta=delta)
                             if answer.stop_string is not None and not was_stopped:
-                                await self._stop(caller, source.attempt, answer.kept_tokens, told)
+                                await self._stop(route, caller, source.attempt, answer.kept_tokens, told)
                         case "finished":
                             for delta in rest.of(told.decoding(answer.finish)):
                                 yield Response(delta=delta)
@@ -184,6 +189,7 @@ class TextEdge:
                 raise _drained() from None
             raise
         finally:
+            route.leave()
             if span is not None:
                 span.set_attribute(names.TEXT_CHARACTERS, answer.characters)
                 span.end()
@@ -195,18 +201,20 @@ class TextEdge:
         return list(request.resume.prompt_ids)
 
     def _open(
-        self, message: SchedulerRequest, call: EngineCall, told: Told
+        self, message: SchedulerRequest, route: Route[Scheduler], call: EngineCall, told: Told
     ) -> "grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]":
         if self._cut:
             raise _drained()
-        stream = self._scheduler.Generate(message, timeout=_left_s(call), metadata=trace_context.inject(told.span))
+        scheduler = route.take()
+        told.placed(scheduler.target)
+        stream = scheduler.calls.Generate(message, timeout=_left_s(call), metadata=trace_context.inject(told.span))
         self._streams.add(stream)
         stream.add_done_callback(self._streams.discard)
         return stream
 
     async def describe(self) -> tokenizer_pb2.TokenizerServiceDescribeResponse:
         """This edge's own model; what only the chain knows (context length, weights, numerics) once it is complete."""
-        state = self._chain.state
+        state = self._schedulers.foremost()
         model = common_pb2.ModelDescription(
             name=self._identity.model_name,
             tokenizer_hash=self._model.hash,
@@ -227,7 +235,7 @@ class TextEdge:
     async def why_not_ready(self) -> str | None:
         if self._draining:
             return "draining"
-        problem = self._chain.state.problem
+        problem = self._schedulers.problem()
         return None if problem is None else problem.message
 
     def _refuse(self, request: Request) -> None:
@@ -278,10 +286,12 @@ class TextEdge:
             model=self._identity.model_name,
         )
 
-    async def _stop(self, caller: Caller, attempt: int, kept_tokens: int, told: Told) -> None:
-        """Tells the scheduler. If that fails the answer's text is complete all the same, so only the end is late."""
+    async def _stop(self, route: Route[Scheduler], caller: Caller, attempt: int, kept_tokens: int, told: Told) -> None:
+        """Tells the scheduler that has it. If that fails the text is complete all the same, so only the end is late."""
+        if route.current is None:
+            return
         try:
-            await self._scheduler.Stop(
+            await route.current.calls.Stop(
                 scheduler_pb2.SchedulerServiceStopRequest(
                     context=_context(caller, attempt),
                     kept_tokens=kept_tokens,
@@ -303,9 +313,14 @@ def _left_s(call: EngineCall) -> float:
     return max(0.0, keep_margin(left_ns) / 1e9)
 
 
-def _check_same(accepted: scheduler_pb2.SchedulerAccepted, chain: ChainState) -> None:
-    """The prompt was encoded for the model that the chain had when last asked."""
-    if accepted.numerics != chain.numerics:
+def _key(message: SchedulerRequest) -> bytes:
+    salt = message.cache.salt if message.cache.HasField("salt") else None
+    return placement.key_of(message.context.tenant, salt, message.resume.prompt_ids or message.prompt_ids)
+
+
+def _check_same(accepted: scheduler_pb2.SchedulerAccepted, seen: State) -> None:
+    """The prompt was encoded for the model that the scheduler had when last asked."""
+    if not seen.takes or accepted.numerics != seen.numerics:
         raise Unavailable("the model behind this tokenizer has just changed", reason="MODEL_CHANGED")
 
 

@@ -89,6 +89,19 @@ class EdgeReport:
             slow_request_line(line, Surroundings(self._running, waiting=0, rss_bytes=rss_bytes), self._slow_request_s)
 
 
+class SchedulerGauges:
+    """An observer of schedulers: the metrics that name them."""
+
+    def __init__(self, metrics: TokenizerMetrics) -> None:
+        self._metrics = metrics
+
+    def active(self, target: str, requests: int) -> None:
+        self._metrics.scheduler_requests[target].set(requests)
+
+    def ready(self, target: str, is_ready: bool) -> None:
+        self._metrics.scheduler_ready[target].set(is_ready)
+
+
 class Told:
     """What one request has told so far."""
 
@@ -115,6 +128,7 @@ class Told:
         self._detokenize_ns = 0
         self._first_token_ns: int | None = None
         self._ended = False
+        self._scheduler: str | None = None
         self.span.set_attributes(
             {
                 names.REQUEST_ID: call.request_id,
@@ -128,6 +142,13 @@ class Told:
         """Who asks, as message and metadata agree."""
         self._request_id, self._tenant = caller.request_id, caller.tenant
         self.span.set_attributes({names.REQUEST_ID: caller.request_id, names.TENANT: caller.tenant})
+
+    def placed(self, scheduler: str) -> None:
+        """The scheduler that it is at now. Another one before: that was lost."""
+        if self._scheduler is not None:
+            self._metrics.scheduler_losses[self._scheduler].inc()
+        self._scheduler = scheduler
+        self.span.set_attribute(names.SCHEDULER, scheduler)
 
     def tokenized(self, prompt_tokens: int, elapsed_ns: int) -> None:
         self._prompt_tokens = prompt_tokens

@@ -61,7 +61,7 @@ def series() -> dict[str, dict[str, list[dict[str, str]]]]:
         process = ProcessMetrics.make(job, "0", "0")
         process.observe_call("tercet.v1.Service/Call", "OK", 0.1, INVALID_SPAN)
         made[job] = process.registry
-    TokenizerMetrics.make(made["tokenizer"], "model").gen_ai.record("chat", "stop", 2.0, 1.0, 10)
+    TokenizerMetrics.make(made["tokenizer"], "model", ["scheduler:50052"]).gen_ai.record("chat", "stop", 2.0, 1.0, 10)
     gateway = GatewayMetrics.make(made["tokenizer"])
     for route in ROUTES:
         for status in STATUS_CLASSES:

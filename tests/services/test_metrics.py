@@ -54,7 +54,8 @@ NAMES = {
     "tokenizer": """
         tercet_requests_received_total tercet_requests_total{outcome} tercet_admission_rejections_total{reason}
         tercet_requests_running tercet_tokenize_seconds tercet_detokenize_seconds tercet_prompt_bytes
-        tercet_stop_strings_total
+        tercet_stop_strings_total tercet_scheduler_ready{scheduler} tercet_scheduler_requests{scheduler}
+        tercet_scheduler_losses_total{scheduler}
         gen_ai_server_request_duration_seconds{error_type,gen_ai_operation_name,gen_ai_provider_name,gen_ai_request_model}
         gen_ai_server_time_to_first_token_seconds{gen_ai_operation_name,gen_ai_provider_name,gen_ai_request_model}
         gen_ai_server_time_per_output_token_seconds{gen_ai_operation_name,gen_ai_provider_name,gen_ai_request_model}
@@ -99,7 +100,7 @@ def test_names_and_labels_are_the_pinned_ones() -> None:
     made: dict[str, CollectorRegistry] = {name: CollectorRegistry() for name in NAMES}
     SchedulerMetrics.make(made["scheduler"])
     ExecutorMetrics.make(made["executor"])
-    TokenizerMetrics.make(made["tokenizer"], "m").gen_ai.record("chat", "stop", 1.0, 0.5, 3)
+    TokenizerMetrics.make(made["tokenizer"], "m", ["s:1"]).gen_ai.record("chat", "stop", 1.0, 0.5, 3)
     GatewayMetrics.make(made["gateway"]).record("/v1/models", "2xx", 0.1)
     process = process_metrics()
     process.observe_call("a.v1.S/M", "OK", 0.1, INVALID_SPAN)

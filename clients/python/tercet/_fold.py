@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from tercet import _resume
 from tercet.errors import ErrorDetails, InternalError
 from tercet.types import (
     Accepted,
@@ -93,14 +94,7 @@ class Fold:
         answer, accepted = self._answers[0], self.accepted
         if len(self._answers) > 1 or answer.finished is not None or accepted is None:
             return None
-        if not accepted.prompt_ids or not accepted.numerics:
-            return None
-        return common_pb2.Resume(
-            prompt_ids=accepted.prompt_ids,
-            output_ids=answer.token_ids,
-            chars_delivered=sum(map(len, answer.texts)),
-            numerics=accepted.numerics,
-        )
+        return _resume.so_far(accepted, answer.token_ids, sum(map(len, answer.texts)))
 
     def answers(self) -> tuple[Answer, ...]:
         """All answers, as far as they came."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, TypeVar, cast
 
+from tercet import _resume
 from tercet.options import CallOptions, ChatOptions, GenerateOptions, RenderOptions, Settings, check_timeout, invalid
 from tercet.types import Grammar, GrammarKind, Message, SamplingParams, TimeLimits
 from tercet.v1 import common_pb2, tokenizer_pb2
@@ -66,14 +67,8 @@ class GenerateCall:
     def resumed(
         self, number: int, seed: int, so_far: common_pb2.Resume
     ) -> tokenizer_pb2.TokenizerServiceGenerateRequest:
-        """The same, to go on behind what was delivered. The prompt travels as the ids that the server made of it."""
-        message = self.attempt(number)
-        message.ClearField("text")
-        message.ClearField("chat")
-        message.ClearField("token_ids")
-        message.sampling.seed = seed
-        message.resume.CopyFrom(so_far)
-        return message
+        """The same, to go on behind what was delivered."""
+        return _resume.resumed(self.attempt(number), number, seed, so_far)
 
 
 def identity(options: CallOptions, settings: Settings, drawn_id: str) -> Identity:

@@ -20,6 +20,7 @@ from services import errors, names
 from services.gateway.engine import EngineCall
 from services.gateway.remote import RemoteEngine
 from services.health import Readiness, add_health
+from services.rpc import Door as Ways
 from services.rpc import bind, make_channel, make_server
 from services.rpc_server import call_context
 from tercet.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -68,7 +69,7 @@ async def chain(script: list[Item]) -> AsyncIterator[Chain]:
     await server.start()
     try:
         async with make_channel(target, TracerProvider(shutdown_on_exit=False).get_tracer("t")) as channel:
-            remote = RemoteEngine(channel)
+            remote = RemoteEngine([Ways(target, channel, channel)])
             yield Chain(door, target, readiness, remote, Gateway(remote))  # type: ignore[arg-type]
     finally:
         await server.stop(None)
@@ -116,7 +117,7 @@ async def test_a_refusal_keeps_its_kind_over_the_wire(error: errors.ServiceError
 
 async def test_a_lost_tokenizer_is_unavailable_and_says_so() -> None:
     async with make_channel("127.0.0.1:1") as channel:
-        gateway = Gateway(RemoteEngine(channel))  # type: ignore[arg-type]
+        gateway = Gateway(RemoteEngine([Ways("127.0.0.1:1", channel, channel)]))  # type: ignore[arg-type]
         response = await gateway.post(CHAT, chat_body())
         assert response.status_code == 503
         async with gateway.client() as client:
@@ -224,3 +225,51 @@ async def _process(target: str) -> AsyncIterator[tuple[str, asyncio.subprocess.P
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def begun(*texts: str) -> list[Item]:
+    """An answer that can go on elsewhere; each text has one id."""
+    first = accepted()
+    first.accepted.prompt_ids.extend([1, 2, 3])
+    first.accepted.numerics = "n1"
+    first.accepted.seed = 77
+    return [first, *(delta(text) for text in texts)]
+
+
+async def test_what_was_delivered_travels_to_the_next_tokenizer() -> None:
+    dead = errors.Unavailable("it drains", reason="DRAINING")
+    async with chain([*begun("Hel"), dead]) as first, chain([*begun("lo"), finished()]) as second:
+        async with make_channel(first.target) as one, make_channel(second.target) as other:
+            engine = RemoteEngine([Ways(first.target, one, one), Ways(second.target, other, other)])
+            asked: list[Any] = []
+            for door in (first.door, second.door):
+                generate = door.engine.generate
+
+                def note(request: Any, call: Any, generate: Any = generate) -> Any:
+                    asked.append(request)
+                    return generate(request, call)
+
+                door.engine.generate = note  # type: ignore[method-assign]
+            # Which of the two has a request is by its id: one that the first has.
+            for number in range(50):
+                asked.clear()
+                response = await Gateway(engine).post(CHAT, chat_body(), {"x-request-id": f"r{number}"})  # type: ignore[arg-type]
+                if len(asked) == 2:
+                    break
+            assert response.json()["choices"][0]["message"]["content"] == "Hello"
+            before, after = asked
+            assert before.return_prompt_ids
+            assert before.HasField("chat")
+            assert not after.HasField("chat")
+            assert (after.context.attempt, after.sampling.seed) == (2, 77)
+            assert list(after.resume.prompt_ids) == [1, 2, 3]
+            assert list(after.resume.output_ids) == list(delta("Hel").delta.token_ids)
+            assert (after.resume.chars_delivered, after.resume.numerics) == (3, "n1")
+
+
+async def test_an_answer_of_a_tokenizer_that_tells_no_ids_ends_with_it() -> None:
+    dead = errors.Unavailable("it drains", reason="DRAINING")
+    async with chain([accepted(), delta("a"), dead]) as c:
+        response = await c.gateway.post(CHAT, chat_body())
+        assert response.status_code == 503
+        assert len(c.door.metadata) == 1

@@ -223,7 +223,7 @@ async def test_a_request_that_takes_its_executor_with_it_is_given_up() -> None:
     async with chain(config=EngineConfig(losses_in_a_row=3)) as (running, fake):
         fake.runner.faults = replace(fake.runner.faults, crash=At(step_id=1))
         error = await refusal(running.stub, request(PROMPT, 5))
-        assert (type(error).__name__, error.reason) == ("Unavailable", "EXECUTOR_LOST")
+        assert (type(error).__name__, error.reason) == ("Unavailable", "LOST_TOO_OFTEN")
         fake.runner.faults = replace(fake.runner.faults, crash=None)
         await until(lambda: not running.lease.state.reason, "the lease")
         assert await tokens_of(running.stub, request(PROMPT, 5)) == expected(5)

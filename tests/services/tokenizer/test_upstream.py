@@ -11,7 +11,7 @@ from grpc.aio import AioRpcError, Metadata
 from services import errors
 from services.errors import ServiceError
 from services.rpc_errors import DETAILS_KEY, status_code, to_status
-from services.tokenizer.upstream import TRIES_APART, Request, Response, Upstream, first_try
+from services.tokenizer.upstream import TRIES_APART, AtScheduler, Request, Response, Upstream, first_try
 from tercet.v1 import common_pb2, scheduler_pb2
 
 ACCEPTED = Response(accepted=scheduler_pb2.SchedulerAccepted(seed=7, numerics="n1", max_tokens=9))
@@ -51,16 +51,26 @@ class Scripted:
 
 @dataclass
 class Scheduler:
-    """Plays one script a call; the last one again and again."""
+    """Plays one script a call; the last one again and again. others: so many other ones are able."""
 
     scripts: list[tuple[object, ...]]
     sent: list[Request] = field(default_factory=list)
     streams: list[Scripted] = field(default_factory=list)
+    others: int = 0
+    losses: int = 0
 
     def open(self, message: Request) -> Scripted:
         self.sent.append(message)
         self.streams.append(Scripted(self.scripts[min(len(self.sent), len(self.scripts)) - 1]))
         return self.streams[-1]
+
+    def lost(self) -> bool:
+        """Whether another one is able."""
+        self.losses += 1
+        return self.losses <= self.others
+
+    def progress(self) -> None:
+        self.losses = 0
 
     async def run(self, *, grace_s: float = 30.0, left_s: float = 30.0) -> list[Response]:
         message = Request(
@@ -69,7 +79,8 @@ class Scheduler:
             sampling=common_pb2.SamplingParams(top_k=5),
             elapsed_ns=10,
         )
-        self.upstream = Upstream(message, self.open, lambda: 99, time.monotonic() + left_s, grace_s)
+        delivered = AtScheduler(message, lambda: 99)
+        self.upstream = Upstream(message, delivered, self, self.open, time.monotonic() + left_s, grace_s, "r")
         return [event async for event in self.upstream.events()]
 
 
@@ -107,6 +118,7 @@ async def test_the_next_try_carries_what_came() -> None:
         *(cut(code) for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)),
         said(errors.Unavailable("leaves", reason="DRAINING")),
         said(errors.Unavailable("comes", reason="NO_EXECUTOR")),
+        said(errors.ResourceExhausted("full", reason="QUEUE_FULL")),
     ],
     ids=lambda failure: str(failure.code()),
 )
@@ -140,6 +152,47 @@ async def test_before_accepted_a_failure_stands(script: tuple[object, ...]) -> N
     scheduler = Scheduler([script, (ACCEPTED, FINISHED)])
     assert isinstance(await refused(scheduler), errors.Unavailable)
     assert len(scheduler.sent) == 1
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        cut(),
+        said(errors.Unavailable("leaves", reason="DRAINING")),
+        said(errors.ResourceExhausted("full", reason="QUEUE_FULL")),
+        said(errors.Unavailable("for too long", reason="EXECUTOR_LOST")),
+    ],
+    ids=lambda failure: f"{failure.code()} {failure.details()}",
+)
+@pytest.mark.parametrize("before", [(), (ACCEPTED,), (ACCEPTED, drawn(5))], ids=["new", "accepted", "begun"])
+async def test_another_scheduler_takes_it_at_once(failure: AioRpcError, before: tuple[object, ...]) -> None:
+    scheduler = Scheduler([(*before, failure), (ACCEPTED, drawn(6), FINISHED)], others=1)
+    events = await scheduler.run(grace_s=0)
+    assert [one for event in events for one in event.delta.token_ids] == ([5, 6] if len(before) == 2 else [6])
+    assert [message.context.attempt for message in scheduler.sent] == [1, 2]
+    assert scheduler.sent[1].HasField("resume") is bool(before)
+    assert scheduler.sent[1].elapsed_ns == 99
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        said(errors.Unavailable("kills executors", reason="LOST_TOO_OFTEN")),
+        said(errors.ResourceExhausted("of the tenant", reason="QUOTA_EXCEEDED")),
+        said(errors.InvalidArgument("bad")),
+    ],
+    ids=lambda failure: str(failure.code()),
+)
+async def test_what_every_scheduler_would_say_is_not_asked_twice(failure: AioRpcError) -> None:
+    scheduler = Scheduler([(failure,), (ACCEPTED, FINISHED)], others=1)
+    assert (await refused(scheduler)).message == failure.details()
+    assert len(scheduler.sent) == 1
+
+
+async def test_others_are_tried_once_each_and_then_the_failure_stands_for_a_new_request() -> None:
+    scheduler = Scheduler([(cut(),)], others=2)
+    assert isinstance(await refused(scheduler), errors.Unavailable)
+    assert len(scheduler.sent) == 3
 
 
 @pytest.mark.parametrize("bounds", [{"grace_s": 0.2}, {"left_s": 0.2}])
