@@ -1,10 +1,10 @@
-"""`tercet ps`: the live requests of a scheduler as a table, oldest first."""
+"""`tercet ps`: the live requests of one scheduler or several as a table, oldest first."""
 
 import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import grpc
@@ -40,26 +40,40 @@ HEADINGS: Final = (
     "PREEMPTED",
     "EXECUTOR",
 )
-TO_THE_LEFT: Final = frozenset({"REQUEST", "TENANT", "STATE", "WAITS FOR", "EXECUTOR"})
+TO_THE_LEFT: Final = frozenset({"REQUEST", "TENANT", "STATE", "WAITS FOR", "EXECUTOR", "SCHEDULER"})
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tercet ps", description=__doc__, allow_abbrev=False)
     add_flag(parser)
     chosen = parser.parse_args(argv)
-    target = which(chosen.scheduler, os.environ)
-    try:
-        requests = asyncio.run(_requests(target))
-    except ServiceError as error:
-        print(f"tercet ps: the scheduler at {target}: {error.message}", file=sys.stderr)
-        return 1
-    print("\n".join(table(requests)))
-    return 0
+    targets = which(chosen.scheduler, os.environ)
+    found = asyncio.run(_requests(targets))
+    seen: list[tuple[str, scheduler_pb2.RequestSnapshot]] = []
+    failed = False
+    for target, answer in zip(targets, found, strict=True):
+        if isinstance(answer, ServiceError):
+            print(f"tercet ps: the scheduler at {target}: {answer.message}", file=sys.stderr)
+            failed = True
+        else:
+            seen += [(target, request) for request in answer]
+    if len(targets) > 1:
+        seen.sort(key=lambda one: -one[1].age_ns)
+        print("\n".join(table([request for _, request in seen], [target for target, _ in seen])))
+    elif not failed:
+        print("\n".join(table([request for _, request in seen])))
+    return 1 if failed else 0
 
 
-async def _requests(target: str) -> list[scheduler_pb2.RequestSnapshot]:
-    async with make_channel(target) as channel:
-        return await live_requests(scheduler_pb2_grpc.SchedulerServiceStub(channel))
+async def _requests(targets: Sequence[str]) -> list[list[scheduler_pb2.RequestSnapshot] | ServiceError]:
+    async def ask(target: str) -> list[scheduler_pb2.RequestSnapshot] | ServiceError:
+        try:
+            async with make_channel(target) as channel:
+                return await live_requests(scheduler_pb2_grpc.SchedulerServiceStub(channel))
+        except ServiceError as error:
+            return error
+
+    return list(await asyncio.gather(*(ask(target) for target in targets)))
 
 
 async def live_requests(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") -> list[scheduler_pb2.RequestSnapshot]:
@@ -79,14 +93,18 @@ async def live_requests(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") ->
         raise from_rpc_error(error) from None
 
 
-def table(requests: Iterable[scheduler_pb2.RequestSnapshot]) -> list[str]:
-    """Lines: the headings, then one a request."""
-    rows = [HEADINGS, *(_row(request) for request in requests)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+def table(requests: Sequence[scheduler_pb2.RequestSnapshot], schedulers: Sequence[str] | None = None) -> list[str]:
+    """Lines: the headings, then one a request. schedulers: where each is, as a further column."""
+    headings, rows = HEADINGS, [_row(request) for request in requests]
+    if schedulers is not None:
+        headings = (*HEADINGS, "SCHEDULER")
+        rows = [(*row, target) for row, target in zip(rows, schedulers, strict=True)]
+    rows = [headings, *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
     return [
         "  ".join(
             cell.ljust(width) if heading in TO_THE_LEFT else cell.rjust(width)
-            for cell, width, heading in zip(row, widths, HEADINGS, strict=True)
+            for cell, width, heading in zip(row, widths, headings, strict=True)
         ).rstrip()
         for row in rows
     ]

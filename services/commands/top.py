@@ -1,7 +1,8 @@
 """`tercet top`: a scheduler's queue, batch, blocks and speed, drawn anew every second.
 
 On a terminal the view is drawn in place; elsewhere one block follows the other. Speed is what the requests that were
-alive at both looks have drawn in between, so a request that came and went between two looks is not in it.
+alive at both looks have drawn in between, so a request that came and went between two looks is not in it. Several
+schedulers are shown one below the other.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final, TextIO
 
@@ -48,29 +50,52 @@ def main(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     if not chosen.interval > 0:
         parser.error("--interval must be above 0")
-    target = which(chosen.scheduler, os.environ)
-    try:
-        asyncio.run(_watch(target, chosen.interval, once=chosen.once, out=sys.stdout))
-    except ServiceError as error:
-        print(f"tercet top: the scheduler at {target}: {error.message}", file=sys.stderr)
-        return 1
-    return 0
+    targets = which(chosen.scheduler, os.environ)
+    return asyncio.run(_watch(targets, chosen.interval, once=chosen.once, out=sys.stdout))
 
 
-async def _watch(target: str, interval_s: float, *, once: bool, out: TextIO) -> None:
-    async with make_channel(target) as channel:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        before: Look | None = None
+async def _watch(targets: Sequence[str], interval_s: float, *, once: bool, out: TextIO) -> int:
+    """Until cancelled; with `once`, and where none answers, the exit code."""
+    async with AsyncExitStack() as stack:
+        stubs = [
+            scheduler_pb2_grpc.SchedulerServiceStub(await stack.enter_async_context(make_channel(target)))
+            for target in targets
+        ]
+        before: list[Look | ServiceError] = []
         while True:
-            now = await _look(stub)
-            if before is None and once:  # speed takes two looks
-                await asyncio.sleep(interval_s)
-                before, now = now, await _look(stub)
-            _draw(view(target, before, now, shutil.get_terminal_size().lines), out)
-            if once:
-                return
-            before = now
+            now = await asyncio.gather(*(_look_or_error(stub) for stub in stubs))
+            failed = [one for one in now if isinstance(one, ServiceError)]
+            if len(failed) == len(targets):
+                for target, error in zip(targets, failed, strict=True):
+                    print(f"tercet top: the scheduler at {target}: {error.message}", file=sys.stderr)
+                return 1
+            if before or not once:  # speed takes two looks
+                _draw(_views(targets, before, now, shutil.get_terminal_size().lines), out)
+                if once:
+                    return 1 if failed else 0
+            before = list(now)
             await asyncio.sleep(interval_s)
+
+
+def _views(
+    targets: Sequence[str], before: Sequence[Look | ServiceError], now: Sequence[Look | ServiceError], height: int
+) -> list[str]:
+    lines: list[str] = []
+    for index, (target, look) in enumerate(zip(targets, now, strict=True)):
+        if isinstance(look, ServiceError):
+            lines.append(f"tercet scheduler {target}   {look.message}")
+        else:
+            last = before[index] if before else None
+            lines += view(target, last if isinstance(last, Look) else None, look, height // len(targets))
+        lines.append("")
+    return lines[:-1]
+
+
+async def _look_or_error(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") -> Look | ServiceError:
+    try:
+        return await _look(stub)
+    except ServiceError as error:
+        return error
 
 
 async def _look(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub") -> Look:

@@ -113,7 +113,7 @@ async def test_top_shows_queue_batch_pool_and_speed() -> None:
         assert any(line.startswith("first") for line in lines)
         assert top.view("here", before, now, 8)[-1].startswith("... and 1 more")
         out = io.StringIO()
-        await top._watch(running.target, 0.05, once=True, out=out)
+        assert await top._watch([running.target], 0.05, once=True, out=out) == 0
         assert top.HOME_AND_CLEAR not in out.getvalue()
         assert "tokens/s" in out.getvalue()
         for call in calls:
@@ -130,9 +130,35 @@ def test_durations(nanoseconds: int, text: str) -> None:
 
 def test_the_scheduler_of_a_running_chain_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert which(None, {}) == default_target()
+    assert which(None, {}) == (default_target(),)
     socket = tmp_path / "tercet-abc" / "scheduler.sock"
     socket.parent.mkdir()
     socket.touch()
-    assert which(None, {}) == f"unix:{socket}"
-    assert which("host:1", {}) == "host:1"
+    assert which(None, {}) == (f"unix:{socket}",)
+    assert which("host:1", {}) == ("host:1",)
+    assert which("host:1, host:2,host:1", {}) == ("host:1", "host:2")
+
+
+async def test_several_schedulers_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
+    async with chain() as (one, fake), chain() as (other, second):
+        fake.runner.faults = replace(fake.runner.faults, delay_s=0.02)
+        second.runner.faults = replace(second.runner.faults, delay_s=0.02)
+        calls = [await accepted(one, request("first")), await accepted(other, request("second"))]
+        both = f"{one.target},{other.target}"
+        assert await asyncio.to_thread(cli.main, ["ps", "--scheduler", both]) == 0
+        headings, *rows = capsys.readouterr().out.splitlines()
+        assert headings.split()[-1] == "SCHEDULER"
+        assert [(row.split()[0], row.split()[-1]) for row in rows] == [("first", one.target), ("second", other.target)]
+        gone = f"{both},127.0.0.1:1"
+        assert await asyncio.to_thread(cli.main, ["ps", "--scheduler", gone]) == 1
+        told = capsys.readouterr()
+        assert "127.0.0.1:1" in told.err
+        assert len(told.out.splitlines()) == 3
+        assert await asyncio.to_thread(cli.main, ["top", "--once", "--interval", "0.05", "--scheduler", gone]) == 1
+        shown = capsys.readouterr().out
+        assert all(target in shown for target in gone.split(","))
+        assert shown.count("batch 1 requests") == 2
+        assert await asyncio.to_thread(cli.main, ["top", "--once", "--scheduler", "127.0.0.1:1"]) == 1
+        assert "127.0.0.1:1" in capsys.readouterr().err
+        for call in calls:
+            call.cancel()  # type: ignore[attr-defined]
