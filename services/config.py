@@ -246,6 +246,12 @@ class TokenizerConfig(Settings):
     resume_grace_s: float = setting(
         60.0, "how long an answer that has begun waits for a lost scheduler", unit="s", minimum=0, maximum=3600
     )
+    max_requests: int = setting(
+        4096, "most requests at once, over gRPC and HTTP together; more are refused", minimum=1, maximum=1 << 20
+    )
+    slow_reader_s: float = setting(
+        30.0, "how long a gRPC client may leave one message unread before its stream ends", unit="s", minimum=0.1
+    )
     slow_request_s: float = setting(30.0, "requests that take longer are logged in detail", unit="s", minimum=0)
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
 

@@ -148,14 +148,19 @@ async def unless_stopped(process: Process, work: Coroutine[Any, Any, T]) -> T | 
 
 @asynccontextmanager
 async def serving(
-    process: Process, net: ListenConfig, add: Callable[[grpc.aio.Server], object], client_ttl_s: float | None = None
+    process: Process,
+    net: ListenConfig,
+    add: Callable[[grpc.aio.Server], object],
+    client_ttl_s: float | None = None,
+    slow_reader_s: float | None = None,
 ) -> AsyncIterator[str]:
     """A gRPC server with health and reflection, and the metrics server if asked for; yields where it listens.
 
     client_ttl_s: a client whose connection is dead for so long is gone, and so are its calls; None: the default.
+    slow_reader_s: how long a client may leave one message of a stream unread; None: for ever.
     On leaving, open calls get a short grace: a service drains before that.
     """
-    options = ServerOptions(max_connection_age_s=net.max_connection_age_s)
+    options = ServerOptions(max_connection_age_s=net.max_connection_age_s, slow_reader_s=slow_reader_s)
     if client_ttl_s is not None:
         options = replace(options, ping_s=PING_SHARE * client_ttl_s, ping_timeout_s=(1 - PING_SHARE) * client_ttl_s)
     server = make_server(

@@ -38,7 +38,8 @@ class ServerOptions:
     that new replicas get their share; None keeps connections. max_connection_age_grace_s: how long calls on
     such a connection may go on; None means to their end. max_concurrent_rpcs: beyond it RESOURCE_EXHAUSTED.
     ping_s, ping_timeout_s: a client that was silent for the one and then for the other is gone, and so are its
-    calls. These pings go from server to client, so they leave alone what the server allows its clients to send."""
+    calls. These pings go from server to client, so they leave alone what the server allows its clients to send.
+    slow_reader_s: how long a client may leave one message of a stream unread before the stream ends; None: for ever."""
 
     max_message_bytes: int = MESSAGE_LIMIT
     max_connection_age_s: float | None = None
@@ -46,6 +47,7 @@ class ServerOptions:
     max_concurrent_rpcs: int | None = None
     ping_s: float = CLIENT_PING_S
     ping_timeout_s: float = PING_TIMEOUT_S
+    slow_reader_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def make_server(
     tracer: starts the SERVER spans. observer: told about each finished call. interceptors: run inside ours.
     """
     return grpc.aio.server(
-        interceptors=[ServerInterceptor(tracer, observer), *interceptors],
+        interceptors=[ServerInterceptor(tracer, observer, options.slow_reader_s), *interceptors],
         options=_server_options(options),
         maximum_concurrent_rpcs=options.max_concurrent_rpcs,
     )

@@ -12,8 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol, cast
 
@@ -24,6 +23,7 @@ from opentelemetry.trace import NoOpTracer, Span, SpanKind, Status, StatusCode, 
 from services import names, trace_context
 from services.errors import Internal, InvalidArgument, ServiceError
 from services.rpc_errors import cap, code_from_number, status_code, to_grpc_status
+from services.rpc_stream import deliver
 
 REQUEST_ID_FORMAT: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -42,6 +42,9 @@ SERVER_FAULTS: Final = frozenset(
 # Polled, or open for the life of a lease: a trace of its own says nothing of any request. Traced as part of another.
 HOUSEKEEPING: Final = ("/Describe", "ExecutorService/Run")
 NO_TRACER: Final = NoOpTracer()
+
+# A status waits behind what the client has not read; after this it is left to the transport.
+STATUS_S: Final = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -182,9 +185,12 @@ class ServerContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 class ServerInterceptor(grpc.aio.ServerInterceptor):
     """Wraps each handler; see the module's docstring for what the wrapping guarantees."""
 
-    def __init__(self, tracer: Tracer, observer: CallObserver | None = None) -> None:
+    def __init__(
+        self, tracer: Tracer, observer: CallObserver | None = None, slow_reader_s: float | None = None
+    ) -> None:
         self._tracer = tracer
         self._observer = observer
+        self._slow_reader_s = slow_reader_s
 
     async def intercept_service(
         self,
@@ -211,7 +217,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
                 message = request if handler.request_streaming else decode(request)
                 result = behaviour(message, context)
                 if handler.response_streaming:
-                    await _stream(result, context)
+                    await deliver(result, context.write, self._slow_reader_s)
                     reply = None
                 else:
                     reply = encode(await result)
@@ -272,8 +278,9 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         # Ended before sending: when the caller sees the status, the span is already complete.
         self._close(context, status_code(failure), failure.reason)
         try:
-            await context.abort_with_status(to_grpc_status(failure, context.call.request_id))
-        except grpc.aio.InternalError as gone:
+            async with asyncio.timeout(STATUS_S):
+                await context.abort_with_status(to_grpc_status(failure, context.call.request_id))
+        except (grpc.aio.InternalError, TimeoutError) as gone:
             raise asyncio.CancelledError from gone
 
     def _unexpected(self, context: ServerContext, error: BaseException) -> Internal:
@@ -319,16 +326,6 @@ def _check_request_id(call: CallContext) -> None:
             field=names.MD_REQUEST_ID,
             limit=128,
         )
-
-
-async def _stream(result: Any, context: ServerContext) -> None:
-    """Drive a streaming handler, be it a generator of messages or a coroutine that writes them."""
-    if isinstance(result, AsyncGenerator):
-        async with aclosing(result) as messages:
-            async for message in messages:
-                await context.write(message)
-    else:
-        await result
 
 
 def _same(message: Any) -> Any:

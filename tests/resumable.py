@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from executor.loading.gguf import open_gguf
 from services.health import Readiness
 from services.metrics import TokenizerMetrics
-from services.rpc import Door, bind, make_channel, make_server
+from services.rpc import Door, ServerOptions, bind, make_channel, make_server
 from services.tokenizer.edge import EdgeIdentity, TextEdge
 from services.tokenizer.export import pack, tokenizer_files
 from services.tokenizer.prompts import PromptLimits, Prompts
@@ -29,6 +29,7 @@ class RunningEdge:
     target: str
     edge: TextEdge
     schedulers: Schedulers
+    registry: CollectorRegistry
 
 
 @cache
@@ -39,10 +40,16 @@ def text_model(path: Path) -> TextModel:
 
 @asynccontextmanager
 async def running_edge(
-    model: TextModel, *targets: str, listen: str = "127.0.0.1:0", grace_s: float = 60.0, watched: bool = False
+    model: TextModel,
+    *targets: str,
+    listen: str = "127.0.0.1:0",
+    grace_s: float = 60.0,
+    watched: bool = False,
+    most: int = 4096,
+    slow_reader_s: float = 30.0,
 ) -> AsyncIterator[RunningEdge]:
-    """targets: of its schedulers. watched: it looks at them again and again. On leaving, its streams are cut as if it
-    had died."""
+    """targets: of its schedulers. watched: it looks at them again and again. most: requests at once. On leaving, its
+    streams are cut as if it had died."""
     tracer = NoOpTracer()
     async with AsyncExitStack() as stack:
         quick = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 100)]
@@ -52,9 +59,10 @@ async def running_edge(
             doors.append(Door(target, channel, channel))
         schedulers = Schedulers(doors, model.hash, Readiness(("tercet.v1.TokenizerService",)))
         prompts = Prompts(model, None, PromptLimits(1 << 20), tracer)
-        report = EdgeReport(TokenizerMetrics.make(CollectorRegistry(), "m"), "m", 30.0)
-        edge = TextEdge(model, prompts, schedulers, EdgeIdentity("m", False, "hash"), tracer, report, grace_s)
-        server = make_server(tracer)
+        registry = CollectorRegistry()
+        report = EdgeReport(TokenizerMetrics.make(registry, "m"), "m", 30.0)
+        edge = TextEdge(model, prompts, schedulers, EdgeIdentity("m", False, "hash"), tracer, report, grace_s, most)
+        server = make_server(tracer, options=ServerOptions(slow_reader_s=slow_reader_s))
         archive = cache(lambda: pack(tokenizer_files(model, None, None)))
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
             TokenizerServicer(edge, model, prompts, archive), server
@@ -66,7 +74,7 @@ async def running_edge(
             one.chain.state = await one.chain.look()
             assert one.state.problem is None, one.state.problem
         watching = asyncio.create_task(schedulers.watch()) if watched else None
-        yield RunningEdge(target, edge, schedulers)
+        yield RunningEdge(target, edge, schedulers, registry)
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

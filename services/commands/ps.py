@@ -24,7 +24,7 @@ STATES: Final = {
     scheduler_pb2.REQUEST_STATE_PREEMPTED: "preempted",
     scheduler_pb2.REQUEST_STATE_GRAMMAR: "grammar",
 }
-HEADINGS: Final = (
+HEADINGS: Final[tuple[str, ...]] = (
     "REQUEST",
     "TENANT",
     "PRI",

@@ -81,6 +81,7 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
                 process,
                 config.net,
                 lambda server: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server),
+                slow_reader_s=config.slow_reader_s,
             )
         )
         tasks = [asyncio.create_task(lease.run()) for lease in leases]

@@ -52,8 +52,10 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
             tracer,
             EdgeReport(metrics, name, config.slow_request_s),
             config.resume_grace_s,
+            config.max_requests,
         )
-        servicer = TokenizerServicer(edge, model, prompts)
+        archive = cache(lambda: pack(tokenizer_files(model, template, text.context_length)))
+        servicer = TokenizerServicer(edge, model, prompts, archive)
         watching = asyncio.create_task(schedulers.watch())
         stack.callback(watching.cancel)
         await stack.enter_async_context(
@@ -61,6 +63,7 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
                 process,
                 config.net,
                 lambda server: tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server),
+                slow_reader_s=config.slow_reader_s,
             )
         )
         http = None

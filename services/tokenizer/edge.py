@@ -27,6 +27,7 @@ from services.rpc_errors import from_rpc_error
 from services.tokenizer import placement, upstream
 from services.tokenizer.answer import Answer, AnswerRules
 from services.tokenizer.chain import ChainState
+from services.tokenizer.house import House
 from services.tokenizer.invalid import InvalidText
 from services.tokenizer.prompts import Prompts
 from services.tokenizer.report import EdgeReport, Told
@@ -43,6 +44,7 @@ SchedulerResponse = scheduler_pb2.SchedulerServiceGenerateResponse
 
 STOP_CALL_S: Final = 5.0
 RESUME_GRACE_S: Final = 60.0
+MAX_REQUESTS: Final = 4096
 CUT_S: Final = 1.0  # for telling the callers
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class TextEdge:
         tracer: Tracer,
         report: EdgeReport,
         resume_grace_s: float = RESUME_GRACE_S,
+        max_requests: int = MAX_REQUESTS,
     ) -> None:
         self._model = model
         self._prompts = prompts
@@ -77,9 +80,7 @@ class TextEdge:
         self._tracer = tracer
         self._report = report
         self._resume_grace_s = resume_grace_s
-        self._live = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._house = House(max_requests)
         self._draining = False
         self._cut = False
         self._streams: set[grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]] = set()
@@ -92,7 +93,7 @@ class TextEdge:
         """Returns when no request is left, or at the limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                await self._idle.wait()
+                await self._house.empty()
 
     async def cut(self) -> None:
         """Ends what is left, as UNAVAILABLE."""
@@ -108,19 +109,12 @@ class TextEdge:
 
         metadata: of the gRPC call, where the message came over one; it says who asks, and not `call`.
         """
-        self._live += 1
-        self._idle.clear()
-        try:
-            with self._report.request(request, call) as told:
-                caller = read_caller(request.context, call.metadata if metadata is None else metadata, call.request_id)
-                told.identify(caller)
-                async with aclosing(self._answer(request, call, caller, told)) as events:
-                    async for event in events:
-                        yield event
-        finally:
-            self._live -= 1
-            if not self._live:
-                self._idle.set()
+        with self._report.request(request, call) as told, self._house.guest():
+            caller = read_caller(request.context, call.metadata if metadata is None else metadata, call.request_id)
+            told.identify(caller)
+            async with aclosing(self._answer(request, call, caller, told)) as events:
+                async for event in events:
+                    yield event
 
     async def _answer(
         self, request: Request, call: EngineCall, caller: Caller, told: Told

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 from typing import Any, Final
 
 from services.gateway.engine import EngineCall
@@ -26,9 +25,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._model = model
         self._prompts = prompts
 
-    async def Generate(
+    def Generate(
         self, request: tokenizer_pb2.TokenizerServiceGenerateRequest, context: Context
     ) -> AsyncIterator[tokenizer_pb2.TokenizerServiceGenerateResponse]:
+        """The edge's own generator, so that what is thrown into it (a slow reader) is told there."""
         call = call_context(context)
         left: float | None = context.time_remaining()
         engine_call = EngineCall(
@@ -39,9 +39,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             timeout_s=NO_DEADLINE_S if left is None else left,
             started_ns=call.started_ns,
         )
-        async with aclosing(self._edge.generate(request, engine_call, call.metadata)) as events:
-            async for event in events:
-                yield event
+        return self._edge.generate(request, engine_call, call.metadata)
 
     async def Tokenize(
         self, request: tokenizer_pb2.TokenizerServiceTokenizeRequest, context: Context
