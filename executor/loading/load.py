@@ -31,11 +31,13 @@ def load_runner(
     max_model_len: int | None = None,
     scheme: str = "native",
     threads: int | None = None,
+    model_hash: str | None = None,
 ) -> Runner:
     """Read, check and pack a GGUF model, and allocate its pool.
 
     kv_memory_bytes is for the pool and a step's temporaries together; give it or total_blocks. threads sets torch's
-    number of threads for the whole process. Weights are read from the file once and not mapped afterwards.
+    number of threads for the whole process. model_hash: SHA-256 of the file where it is known already. Weights are read
+    from the file once and not mapped afterwards.
     Raises GgufError or ModelError for the file, MemoryPlanError or ValueError naming the setting, OSError.
     """
     for name, value in (("max_batched_tokens", max_batched_tokens), ("max_sequences", max_sequences)):
@@ -48,7 +50,7 @@ def load_runner(
             raise ValueError(f"threads must be at least 1, got {threads}")
         torch.set_num_threads(threads)
     ops = load_backend(backend)
-    model_hash = _sha256(path)
+    model_hash = model_hash or _sha256(path)
     with open_gguf(path) as file:
         config = read_model_config(file.metadata)
         vocab_size = _vocab_size(file)

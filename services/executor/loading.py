@@ -146,8 +146,9 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
             total_blocks=config.total_blocks,
             max_model_len=config.max_model_len,
             threads=config.threads,
+            model_hash=model_hash(resolved.path),
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, CatalogueError) as error:
         raise StartError(f"model {resolved.name}: {error}") from error
     capacity = runner.capacity
     if len(vocabulary.tokens) > capacity.vocab_size:

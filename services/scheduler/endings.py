@@ -37,8 +37,9 @@ class Completed:
 Ending = Completed | ServiceError
 
 
-def of(finished: Finished, verdict: Verdict | None, times: Times) -> Ending:
-    """What the caller gets. The verdict is the engine's own reason to cancel or the executor's to fail, if any."""
+def of(finished: Finished, verdict: Verdict | None, times: Times, resumed: int = 0) -> Ending:
+    """What the caller gets. The verdict is the engine's own reason to cancel or the executor's to fail, if any.
+    resumed: tokens of the answer that another scheduler drew."""
     if finished.reason in (Reason.STOP, Reason.LENGTH, Reason.TIME_LIMIT):
         return Completed(finished, times)
     if finished.reason is Reason.DEADLINE:
@@ -51,7 +52,7 @@ def of(finished: Finished, verdict: Verdict | None, times: Times) -> Ending:
     if finished.reason is Reason.DOES_NOT_FIT:
         return InvalidArgument(finished.detail, reason="DOES_NOT_FIT", field="prompt_ids")
     if verdict is not None:
-        return _with_usage(verdict, finished.usage)
+        return _with_usage(verdict, finished.usage, resumed)
     if finished.reason is Reason.CANCELLED:
         return Cancelled("the request was cancelled")
     return Internal("the request failed on the executor", reason="EXECUTOR_ERROR")
@@ -94,11 +95,11 @@ def lost_too_often(losses: int) -> ServiceError:
     )
 
 
-def _with_usage(error: ServiceError, usage: Usage) -> ServiceError:
+def _with_usage(error: ServiceError, usage: Usage, resumed: int) -> ServiceError:
     """A failed request was paid for too: its usage travels in the error's details."""
     counted = {
         "prompt_tokens": str(usage.prompt_tokens),
-        "delivered_tokens": str(usage.delivered),
+        "delivered_tokens": str(resumed + usage.delivered),
         "discarded_tokens": str(usage.discarded),
     }
     return type(error)(

@@ -392,7 +392,7 @@ class Engine:
         self._drain_rate.observe(now)
         phase = live.trace.phase
         times = live.trace.finished(finished.usage.delivered, now)
-        ending = endings.of(finished, live.verdict, times)
+        ending = endings.of(finished, live.verdict, times, len(live.admission.output_ids))
         live.end(ending)
         if not self._live:
             self._idle.set()

@@ -10,7 +10,7 @@ from chain import CAPACITY, Chain, chain
 
 from executor.step import SamplingParams
 from services import errors
-from services.executor.fake import FakeRunner
+from services.executor.fake import At, FakeRunner, Faults
 from services.executor.fake_tokens import expected_hash_tokens
 from services.rpc_errors import from_rpc_error
 from services.scheduler.core.calls import CoreConfig, Limits
@@ -50,6 +50,18 @@ async def refusal(stub: "Stub", message: Message) -> errors.ServiceError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await answer(stub, message)
     return from_rpc_error(caught.value)
+
+
+async def test_the_usage_of_a_failure_is_the_whole_answers() -> None:
+    runner = FakeRunner("hash", CAPACITY, faults=Faults(nan_at=At(count=3)))
+    async with chain(runner=runner) as (running, _):
+        error = await refusal(running.stub, resumed(running, expected()[:5]))
+        assert error.reason == "NAN_LOGITS"
+        delivered = 5 + 2  # of the two steps before
+        assert (error.metadata["prompt_tokens"], error.metadata["delivered_tokens"]) == (
+            str(len(PROMPT)),
+            str(delivered),
+        )
 
 
 @pytest.mark.parametrize("depth", [1, 2])
