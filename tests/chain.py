@@ -30,6 +30,7 @@ from services.scheduler.report import SchedulerReport
 from services.scheduler.service import SchedulerServicer
 from services.tokenizer.chain import Chain as ChainWatch
 from services.tokenizer.edge import EdgeIdentity, TextEdge
+from services.tokenizer.export import pack, tokenizer_files
 from services.tokenizer.prompts import PromptLimits, Prompts
 from services.tokenizer.report import EdgeReport
 from services.tokenizer.schedulers import Schedulers
@@ -197,7 +198,10 @@ async def text_chain(
             EdgeReport(TokenizerMetrics.make(registry, "smollm2-135m"), "smollm2-135m", 30.0),
         )
         server = make_server(tracer)
-        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(TokenizerServicer(edge, model, prompts), server)
+        archive = cache(lambda: pack(tokenizer_files(model, template, None)))
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
+            TokenizerServicer(edge, model, prompts, archive), server
+        )
         target = bind(server, "127.0.0.1:0")
         await server.start()
         stack.push_async_callback(server.stop, 0)
