@@ -17,7 +17,7 @@ from services.rpc import Door, ServerOptions, bind, make_channel, make_server
 from services.tokenizer.edge import EdgeIdentity, TextEdge
 from services.tokenizer.export import pack, tokenizer_files
 from services.tokenizer.prompts import PromptLimits, Prompts
-from services.tokenizer.report import EdgeReport
+from services.tokenizer.report import EdgeReport, SchedulerGauges
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.service import TokenizerServicer
 from services.tokenizer.text import TextModel, load_tokenizer
@@ -57,10 +57,12 @@ async def running_edge(
         for target in targets:
             channel = await stack.enter_async_context(make_channel(target, tracer, extra=quick))
             doors.append(Door(target, channel, channel))
-        schedulers = Schedulers(doors, model.hash, Readiness(("tercet.v1.TokenizerService",)))
-        prompts = Prompts(model, None, PromptLimits(1 << 20), tracer)
         registry = CollectorRegistry()
-        report = EdgeReport(TokenizerMetrics.make(registry, "m"), "m", 30.0)
+        metrics = TokenizerMetrics.make(registry, "m", targets)
+        readiness = Readiness(("tercet.v1.TokenizerService",))
+        schedulers = Schedulers(doors, model.hash, readiness, SchedulerGauges(metrics))
+        prompts = Prompts(model, None, PromptLimits(1 << 20), tracer)
+        report = EdgeReport(metrics, "m", 30.0)
         edge = TextEdge(model, prompts, schedulers, EdgeIdentity("m", False, "hash"), tracer, report, grace_s, most)
         server = make_server(tracer, options=ServerOptions(slow_reader_s=slow_reader_s))
         archive = cache(lambda: pack(tokenizer_files(model, None, None)))

@@ -190,12 +190,12 @@ class AtTokenizer:
     def tokens(self) -> int:
         return len(self.ids)
 
-    def note(self, event: Response) -> None:
-        if event.HasField("delta"):
-            self.ids.extend(event.delta.token_ids)
-            self.characters += len(event.delta.text)
-        else:
-            self.told = self.told or event.accepted
+    def accept(self, event: Response) -> None:
+        self.told = self.told or event.accepted
+
+    def add(self, event: Response) -> None:
+        self.ids.extend(event.delta.token_ids)
+        self.characters += len(event.delta.text)
 
     def again(self, attempt: int) -> Request | None:
         message = self.first

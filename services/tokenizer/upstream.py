@@ -72,7 +72,13 @@ class Progress(Protocol[Q_co, E_contra]):
         """Output tokens so far."""
         ...
 
-    def note(self, event: E_contra) -> None: ...
+    def accept(self, event: E_contra) -> None:
+        """An Accepted; the first one counts."""
+        ...
+
+    def add(self, event: E_contra) -> None:
+        """A delta."""
+        ...
 
     def again(self, attempt: int) -> Q_co | None:
         """The message of a further try; None: it can't go on."""
@@ -122,9 +128,9 @@ class Upstream(Generic[Q, E]):
                 async for event in stream:
                     match event.WhichOneof("event"):
                         case "accepted":
-                            self.delivered.note(event)
+                            self.delivered.accept(event)
                         case "delta":
-                            self.delivered.note(event)
+                            self.delivered.add(event)
                             if lost_at is not None:
                                 lost_at, tries = None, 0
                                 self.way.progress()
@@ -195,11 +201,11 @@ class AtScheduler:
     def tokens(self) -> int:
         return len(self.ids)
 
-    def note(self, event: Response) -> None:
-        if event.HasField("delta"):
-            self.ids.extend(event.delta.token_ids)
-        else:
-            self.told = self.told or event.accepted
+    def accept(self, event: Response) -> None:
+        self.told = self.told or event.accepted
+
+    def add(self, event: Response) -> None:
+        self.ids.extend(event.delta.token_ids)
 
     def again(self, attempt: int) -> Request:
         message = Request()

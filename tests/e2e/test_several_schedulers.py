@@ -131,6 +131,10 @@ class Two:
     def streams(self, length: int) -> Streams:
         return Streams(self.client, MODEL.vocab_size, length)
 
+    def shown(self, metric: str) -> list[float | None]:
+        """Of each scheduler."""
+        return [self.edge.registry.get_sample_value(metric, {"scheduler": one.target}) for one in self.chains]
+
     def holds(self) -> list[int]:
         return [len(one.engine.live_requests()) for one in self.chains]
 
@@ -170,9 +174,13 @@ async def test_a_scheduler_that_drains_hands_its_streams_over() -> None:
         streams = both.streams(60)
         streams.start(8)
         await streams.progress(3)
-        assert min(both.holds()) > 0
+        held = both.holds()
+        assert min(held) > 0
+        assert both.shown("tercet_scheduler_requests") == held
         await both.chains[0].engine.drain(0.0)
         await streams.end()
+        assert both.shown("tercet_scheduler_losses_total") == [held[0], 0]
+        assert both.shown("tercet_scheduler_requests") == [0, 0]
 
 
 async def test_a_full_queue_sends_a_new_request_to_the_other_at_once() -> None:
@@ -231,6 +239,7 @@ async def test_ready_while_one_is_and_the_reason_names_both_when_none_is() -> No
         assert both.edge.edge is not None
         await both.stacks[1].aclose()
         await until(lambda: [one.state.problem is None for one in both.edge.schedulers] == [True, False], "the news")
+        assert both.shown("tercet_scheduler_ready") == [1, 0]
         assert await both.edge.edge.why_not_ready() is None
         streams = both.streams(10)
         streams.start(6)
