@@ -1,9 +1,10 @@
 """For whom running work makes room: who waits may claim slots and blocks from sequences that run.
 
 Two titles to a claim, both of policies that preempt. *Priority*: from whatever is strictly below it. *Share*: in its
-own priority, from a tenant that was served more than its own by so much that the two, having changed places, would
-still be in that order. So no two sequences can take turns, whatever the title. A claim takes as few victims as will
-do, the youngest first, and none where all together would not do.
+own priority, from a tenant that was served more than its own: by so much that the two, having changed places, would
+still be in that order, and by LAG at least. Smaller differences are made up for as sequences end, for nothing. So no
+two sequences can take turns, whatever the title. A claim takes as few victims as will do, the youngest first, and none
+where all together would not do.
 
 Changes nothing of the lane or the queue but who claimed which lane; the victims are the caller's to preempt.
 """
@@ -18,6 +19,7 @@ from services.scheduler.core.policies.policy import claim
 from services.scheduler.core.sequence import Sequence
 
 CLAIMS: Final = 8  # waiting sequences that room is made for in one step
+LAG: Final = 6  # a tenant is behind by what the lane's sequences draw in a 6th of Binding.SOON_NS, all together
 
 
 class Claims:
@@ -92,12 +94,12 @@ class _Title:
             return False
         if self._most is None:
             self._most = max(map(self._moment.counters.counter, lane.tenants))
-        return self._counter(head) + self._price(head) < self._most
+        return self._counter(head) + self._lag(head) < self._most
 
     def victim(self, head: Sequence, more: list[Sequence]) -> Sequence | None:
         """The next of those that it may take from, besides `more`."""
         best: Sequence | None = None
-        most = self._counter(head) + self._price(head)
+        most = self._counter(head) + self._lag(head)
         for sequence in reversed(self._moment.lane.running):
             placement = sequence.placed()
             if placement.reserved or id(sequence) in self._taken or sequence in more:
@@ -127,6 +129,9 @@ class _Title:
 
     def _price(self, head: Sequence) -> int:
         return self._moment.waiting.price(head, 0, self._moment.soon)
+
+    def _lag(self, head: Sequence) -> int:
+        return self._price(head) * max(1, self._moment.lane.slots // LAG)
 
     def _move(self, sequence: Sequence, by: int) -> None:
         tenant = sequence.submission.tenant
