@@ -6,7 +6,7 @@ in the cache never), a token when it is delivered. Derived from plans and emissi
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -42,26 +42,27 @@ class Served:
     at: list[int] = field(default_factory=list)
     of: dict[str, list[float]] = field(default_factory=dict)
     waits: dict[str, list[bool]] = field(default_factory=dict)
+    admissions: int = 0
     preemptions: int = 0
-    tokens: int = 0
 
-    def worst(self, window_s: float = 30.0) -> float:
-        """Over all windows in which both wait without a break: the most by which one was served more, as a share of
-        what it was served."""
-        one, other = self.of.values()
-        backlogged = [all(pair) for pair in zip(*self.waits.values(), strict=True)]
-        worst, first = 0.0, 0
-        last_break = -1
+    def windows(self, window_s: float = 30.0) -> Iterator[tuple[int, int]]:
+        """First and last index of each in which both wait without a break."""
+        first, broken = 0, -1
         for index, now in enumerate(self.at):
-            if not backlogged[index]:
-                last_break = index
+            if not all(waits[index] for waits in self.waits.values()):
+                broken = index
             while self.at[first] < now - window_s * SECOND:
                 first += 1
-            if first == 0 or first - 1 <= last_break:
-                continue
-            begin = first - 1
-            shares = (one[index] - one[begin], other[index] - other[begin])
-            worst = max(worst, 1 - min(shares) / max(shares))
+            if first > 0 and first - 1 > broken:
+                yield first - 1, index
+
+    def worst(self) -> float:
+        """Over all windows, the most by which one was served less, as a share of what the other was."""
+        one, other = self.of.values()
+        worst = 0.0
+        for first, last in self.windows():
+            served = (one[last] - one[first], other[last] - other[first])
+            worst = max(worst, 1 - min(served) / max(served))
         return worst
 
 
@@ -138,6 +139,7 @@ def serve(
             story.preemptions += 1
         for one in plan.admitted:
             waiting[requests[one.key].tenant] -= 1
+            story.admissions += 1
             request = requests[one.key]
             request.computed = max(request.computed, min(one.cached_tokens, request.prompt))
 
@@ -152,7 +154,6 @@ def serve(
             if piece.samples:
                 ended = request.drawn + 1 >= request.answer
                 outcomes.append(SequenceOutcome(piece.slot, 1, ended=ended))
-        story.tokens += sum(piece.count for piece in plan.slices)
         for emission in core.apply(lane, StepOutcome(plan.step_id, tuple(outcomes)), now):
             if isinstance(emission, Tokens):
                 request = requests[emission.key]

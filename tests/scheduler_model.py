@@ -61,7 +61,6 @@ class User:
     def ids(self) -> int:
         return self.submission.prompt_len + self.submission.output_len + self.given
 
-
     def out_of_time(self, now: int) -> bool:
         limits, begun = self.submission.limits, self.last_token_at is not None
         return any(

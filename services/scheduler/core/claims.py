@@ -34,6 +34,8 @@ class Claims:
         lane = moment.lane
         if not moment.policy.preempts or not lane.running or not moment.waiting or moment.choice.closed:
             return
+        if not moment.policy.by_tenant and moment.waiting.best_priority <= -lane.running[-1].placed().rank[0]:
+            return
         walk, forecast = moment.waiting.walk(lambda _: 0), None
         claims = 0
         for _ in range(LOOK_PAST):
@@ -41,9 +43,8 @@ class Claims:
             if head is None or claims == CLAIMS:
                 return
             if not self._title.any(head):
-                if head.aged:
-                    continue  # waiting brought it here, and others behind it may have what it has not
-                return
+                walk.leave_group()  # nobody in it has more of a title than its first
+                continue
             if moment.passed(head) or not fits(head, lane.spec) or not _free_to_claim(head, lane.id):
                 continue
             found = lane.find(head)

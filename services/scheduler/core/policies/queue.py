@@ -51,6 +51,7 @@ class WaitingQueue:
         self._rank_of: dict[_Flow, _Rank] = {}
         self._groups_of: dict[str, dict[int, None]] = {}  # of each tenant that has flows of its own
         self._tenants: dict[str, int] = {}  # sequences waiting; no zeros
+        self._priorities: dict[int, int] = {}  # likewise
         self._aging = KeyedHeap()  # by when the class changes
         self.tokens = 0
         self.size_bytes = 0
@@ -69,6 +70,11 @@ class WaitingQueue:
     @property
     def policy(self) -> Policy:
         return self._policy
+
+    @property
+    def best_priority(self) -> int:
+        """Of those that wait; there is at least one."""
+        return max(self._priorities)
 
     def take(self, sequence: Sequence, cached: int, soon: int) -> None:
         """It is admitted, with so many tokens found in a cache, where a sequence draws `soon` tokens in a moment."""
@@ -96,6 +102,8 @@ class WaitingQueue:
         if tenant not in self._tenants and not sequence.charged:
             self._counters.returned(tenant, self._tenants)
         self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
+        priority = sequence.submission.priority
+        self._priorities[priority] = self._priorities.get(priority, 0) + 1
         self._enter(sequence)
         self.tokens += sequence.known
         self.size_bytes += sequence.submission.size_bytes
@@ -104,6 +112,10 @@ class WaitingQueue:
         self._leave(sequence)
         self.tokens -= sequence.known
         self.size_bytes -= sequence.submission.size_bytes
+        priority = sequence.submission.priority
+        self._priorities[priority] -= 1
+        if not self._priorities[priority]:
+            del self._priorities[priority]
         tenant = sequence.submission.tenant
         self._tenants[tenant] -= 1
         if not self._tenants[tenant]:
@@ -190,6 +202,11 @@ class WaitingQueue:
                 raise InvariantError(f"{sequence.key} ages {'no more' if ages else 'for nothing'}")
         if tenants != self._tenants:
             raise InvariantError(f"tenants {self._tenants} are counted, {tenants} wait")
+        priorities: dict[int, int] = {}
+        for sequence in self:
+            priorities[sequence.submission.priority] = priorities.get(sequence.submission.priority, 0) + 1
+        if priorities != self._priorities:
+            raise InvariantError(f"priorities {self._priorities} are counted, {priorities} wait")
         if self.size_bytes != sum(sequence.submission.size_bytes for sequence in self):
             raise InvariantError(f"the queue counts {self.size_bytes} bytes, and holds others")
 
@@ -299,6 +316,14 @@ class Walk:
         self._cached = cached
         self._reached: dict[_Flow, Order] = {}
         self._window: list[tuple[int, Sequence]] = []  # (cached tokens, sequence), by age
+        self._last: tuple[_Flow, Sequence] | None = None
+        self._left: set[int] = set()  # groups; asked for members only
+
+    def leave_group(self) -> None:
+        """The others of the class that the last one was of are left out: in a class of tenants' lines, of its priority;
+        else only if it did not get there by waiting, since then some of another priority may be among them."""
+        if self._last is not None and (self._queue._policy.by_tenant or not self._last[1].aged):
+            self._left.add(self._last[0][0])
 
     def next(self) -> Sequence | None:
         return self._next_cached() if self._queue._policy.prefers_cached else self._next_in_line()
@@ -310,10 +335,13 @@ class Walk:
     def _next_in_line(self) -> Sequence | None:
         queue = self._queue
         for _, tenant, number in queue._in_order():
+            if number in self._left:
+                continue
             flow = (number, tenant)
             entry = queue._flows[flow].after(self._reached.get(flow))
             if entry is not None:
                 self._reached[flow], sequence = entry
+                self._last = (flow, sequence)
                 return sequence
         return None
 
