@@ -1,11 +1,16 @@
 """A model of users and executors that distrusts the scheduler core: every plan and emission is held against it.
 
-It keeps its own books (what each slot holds, which block belongs to whom, which positions are written, what each user
-was given) and derives nothing from the core's state.
+It keeps its own books (what each slot holds, which block belongs to whom, what each position of the KV memory stands
+for, what each user was given) and derives nothing from the core's state. Tokens are a hash of all that was before them,
+and an entry of the memory is that hash up to its own position. So who reads what another wrote, from a cache or by
+mistake, reads the right thing or is caught.
 """
 
+import hashlib
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from services.scheduler.core.calls import (
     Admitted,
@@ -14,7 +19,9 @@ from services.scheduler.core.calls import (
     Emission,
     Finished,
     LaneSpec,
+    OutOfStep,
     Plan,
+    PlannedSlice,
     Preempted,
     Reason,
     SequenceOutcome,
@@ -45,21 +52,50 @@ def answer(plan: Plan | None, *, ended: str = "", failed: str = "") -> StepOutco
     )
 
 
+def grown(digest: int, token: int) -> int:
+    """Of a history and one token more."""
+    return (digest * 1_000_003 + token + 7) % ((1 << 61) - 1)
+
+
+def drawn_from(digest: int) -> int:
+    """The token that follows a history: of two, so that answers collide."""
+    return (digest >> 7) & 1
+
+
+def key_of(tenant: str, size: int, ids: Sequence[int]) -> bytes:
+    return hashlib.sha1(repr((tenant, size, tuple(ids))).encode()).digest()[:8]
+
+
 @dataclass(eq=False)
 class User:
     """What one submission was promised and given."""
 
     submission: Submission
+    ids: list[int]  # all that are known: prompt, resumed, given
     submitted_at: int = 0
     given: int = 0
     admitted: bool = False  # ever; or its answer had begun elsewhere
     last_token_at: int | None = None
     preempted: int = 0
+    keyed: int = 0  # blocks whose keys the core was given
     finished: Finished | None = None
 
-    @property
-    def ids(self) -> int:
-        return self.submission.prompt_len + self.submission.output_len + self.given
+    def deliver(self, token: int, now: int) -> None:
+        digest = 0
+        for known in self.ids:
+            digest = grown(digest, known)
+        assert token == drawn_from(digest), "a token that its history does not demand"
+        self.ids.append(token)
+        self.given += 1
+        self.last_token_at = now
+
+    def new_keys(self) -> tuple[bytes, ...]:
+        """Of blocks that became full since the last call."""
+        size, full = self.submission.key_block_size, self.keyed
+        self.keyed = len(self.ids) // size if size else 0
+        return tuple(
+            key_of(self.submission.tenant, size, self.ids[: (index + 1) * size]) for index in range(full, self.keyed)
+        )
 
     def out_of_time(self, now: int) -> bool:
         limits, begun = self.submission.limits, self.last_token_at is not None
@@ -79,6 +115,10 @@ class Slot:
     user: User
     next: int = 0  # position of the next slice
     table: list[int] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)  # of the history up to each position that was fed
+
+    def feed(self, token: int) -> None:
+        self.digests.append(grown(self.digests[-1] if self.digests else 0, token))
 
 
 @dataclass
@@ -88,6 +128,7 @@ class Flight:
     plan: Plan
     owners: list[User]
     tables: list[list[int]]
+    drawn: dict[str, int]  # tokens, by key
 
 
 @dataclass
@@ -96,9 +137,10 @@ class Executor:
 
     spec: LaneSpec
     slots: dict[int, Slot] = field(default_factory=dict)
-    cells: dict[tuple[int, int], tuple[User, int]] = field(default_factory=dict)  # (block, offset) -> (who, position)
+    cells: dict[tuple[int, int], int] = field(default_factory=dict)  # (block, offset) -> digest
     in_flight: deque[Flight] = field(default_factory=deque)
     steps: int = 0
+    answered: StepOutcome | None = None  # the last one
 
     def run(self, plan: Plan, users: dict[str, User]) -> None:
         assert plan.slices
@@ -115,24 +157,40 @@ class Executor:
             assert all(victim not in flight.owners for flight in self.in_flight), "preempted while in flight"
             self.forget(victim)
         for piece in plan.slices:
+            if piece.admitted:  # before anything of this step is written: what it finds is there already
+                self.slots[piece.slot] = self._admit(users[piece.key], piece)
+        drawn: dict[str, int] = {}
+        for piece in plan.slices:
             assert 0 <= piece.slot < self.spec.max_sequences
             assert piece.count >= 1
             user = users[piece.key]
             assert user.finished is None
-            if piece.admitted:
-                self.slots[piece.slot] = Slot(user)
             slot = self.slots[piece.slot]
             assert slot.user is user, "a slot was taken over without being replaced"
             assert piece.start == slot.next, "a slice starts elsewhere than the last one ended"
-            for block in piece.new_block_ids:
+            found = piece.start // self.spec.block_size if piece.admitted else 0
+            for block in piece.new_block_ids[found:]:
                 self._reassign(block)
-            slot.table += piece.new_block_ids
+            slot.table += piece.new_block_ids[found:]
             self._compute(slot, piece.start, piece.count)
             slot.next = piece.start + piece.count
             self._check_length(user, piece.start, piece.count, samples=piece.samples)
+            if piece.samples:
+                drawn[piece.key] = drawn_from(slot.digests[-1])
         owners = [users[piece.key] for piece in plan.slices]
         tables = [list(self.slots[piece.slot].table) for piece in plan.slices]
-        self.in_flight.append(Flight(plan, owners, tables))
+        self.in_flight.append(Flight(plan, owners, tables, drawn))
+
+    def _admit(self, user: User, piece: PlannedSlice) -> Slot:
+        size = self.spec.block_size
+        assert piece.start % size == 0
+        assert piece.start < len(user.ids), "nothing is left to draw from"
+        assert not piece.start or user.submission.key_block_size == size, "found, and nothing was looked for"
+        slot = Slot(user, piece.start, list(piece.new_block_ids[: piece.start // size]))
+        for position, token in enumerate(user.ids[: piece.start]):
+            slot.feed(token)
+            self._read(slot, position)
+        return slot
 
     def forget(self, user: User) -> None:
         for number in [number for number, slot in self.slots.items() if slot.user is user]:
@@ -150,10 +208,19 @@ class Executor:
         size = self.spec.block_size
         assert start + count <= len(slot.table) * size, "positions without a block"
         for position in range(start, start + count):
-            self.cells[slot.table[position // size], position % size] = (slot.user, position)
+            block = slot.table[position // size]
+            for other in self.slots.values():
+                assert other is slot or block not in other.table, f"block {block} is written while others read it"
+            own = drawn_from(slot.digests[-1]) if slot.digests else 0
+            slot.feed(slot.user.ids[position] if position < len(slot.user.ids) else own)
+            self.cells[block, position % size] = slot.digests[position]
         for position in range(start + count):
-            written = self.cells[slot.table[position // size], position % size]
-            assert written == (slot.user, position), f"{slot.user} would read {written} at position {position}"
+            self._read(slot, position)
+
+    def _read(self, slot: Slot, position: int) -> None:
+        block = slot.table[position // self.spec.block_size]
+        written = self.cells.get((block, position % self.spec.block_size))
+        assert written == slot.digests[position], f"{slot.user} would read something else at position {position}"
 
     def _check_length(self, user: User, start: int, count: int, *, samples: bool) -> None:
         draws = sum(
@@ -162,10 +229,10 @@ class Executor:
             for owner, piece in zip(flight.owners, flight.plan.slices, strict=True)
             if owner is user and piece.samples
         )
-        length = user.ids + draws
+        length = len(user.ids) + draws
         assert start + count <= length
         assert samples == (start + count == length), "samples exactly at the last position"
-        if start + count > user.ids:
+        if start + count > len(user.ids):
             assert count == 1, "more than one id is not known to the shell"
         most = self.spec.max_model_len
         if user.submission.max_tokens is not None:
@@ -200,16 +267,26 @@ class World:
         del self.executors[lane]
         self.take(self.core.lose(lane, self.now))
 
-    def submit(self, submission: Submission, cost: CostEstimate | None = None) -> None:
+    def submit(
+        self, submission: Submission, cost: CostEstimate | None = None, ids: Sequence[int] | None = None
+    ) -> None:
+        """ids: of what is known; with them it takes part in the cache of lanes with blocks like the last one's."""
+        if ids is None:
+            ids = [len(self.users) % 97] * (submission.prompt_len + submission.output_len)
+        else:
+            size = next(reversed(self.executors.values())).spec.block_size if self.executors else 0
+            submission = replace(submission, key_block_size=size)
+        user = User(submission, list(ids), self.now)
+        user.submission = submission = replace(submission, block_keys=user.new_keys())
         accepted = self.core.submit(submission, self.now, cost)
         if Rung.MAX_TOKENS in accepted.degraded:
             submission = replace(submission, max_tokens=accepted.max_tokens or self.config.ladder.max_tokens)
         if submission.key in self.users:
             self.past.append(self.users[submission.key])
         begun = submission.output_len > 0
-        self.users[submission.key] = User(
-            submission, self.now, admitted=begun, last_token_at=self.now if begun else None
-        )
+        user.submission = submission
+        user.admitted, user.last_token_at = begun, self.now if begun else None
+        self.users[submission.key] = user
 
     def cancel(self, key: str) -> list[Emission]:
         return self.take(self.core.cancel(key, self.now))
@@ -247,23 +324,55 @@ class World:
     def apply(self, lane: str, *, ended: int | None = None, failed: int | None = None) -> list[Emission]:
         """Answers the oldest step; sampling row `ended` draws a stop id, row `failed` fails."""
         executor = self.executors[lane]
-        plan = executor.in_flight.popleft().plan
+        flight = executor.in_flight.popleft()
+        plan = flight.plan
         sampled = [piece for piece in plan.slices if piece.samples]
         outcomes = [
             SequenceOutcome(piece.slot, 0 if row == failed else 1, ended=row == ended != failed, failed=row == failed)
             for row, piece in enumerate(sampled)
         ]
-        emissions = self.core.apply(lane, StepOutcome(plan.step_id, tuple(outcomes)), self.now)
-        return self.take(emissions)
+        executor.answered = StepOutcome(plan.step_id, tuple(outcomes))
+        return self.take(self.core.apply(lane, executor.answered, self.now), flight.drawn)
 
-    def take(self, emissions: list[Emission]) -> list[Emission]:
+    def repeat(self, lane: str) -> None:
+        """The last results once more, and those of a lane that is gone: nothing happens."""
+        executor = self.executors[lane]
+        assert executor.answered is not None
+        before = self.seen()
+        for name in (lane, "gone"):
+            assert self.core.apply(name, executor.answered, self.now) == []
+        assert before == self.seen()
+
+    def swap(self, lane: str) -> None:
+        """The results of the younger of two steps in flight come first: refused, and nothing happens."""
+        plan = self.executors[lane].in_flight[-1].plan
+        before = self.seen()
+        try:
+            self.core.apply(lane, answer(plan), self.now)
+        except OutOfStep:
+            assert before == self.seen()
+        else:
+            raise AssertionError("results out of order were taken")
+
+    def seen(self) -> object:
+        core = self.core
+        return core.load(), core.totals(), core.sequences(), core.next_deadline()
+
+    def pin(self, ids: Sequence[int], tenant: str, ttl_ns: int) -> None:
+        for size in {executor.spec.block_size: None for executor in self.executors.values()}:
+            keys = tuple(key_of(tenant, size, ids[:end]) for end in range(size, len(ids) + 1, size))
+            assert self.core.pin(keys, size, tenant, ttl_ns, self.now) <= len(keys)
+
+    def take(self, emissions: list[Emission], drawn: Mapping[str, int] = MappingProxyType({})) -> list[Emission]:
         for emission in emissions:
             user = self.users[emission.key]
             assert user.finished is None, f"{emission} after the end"
             match emission:
                 case Tokens():
-                    user.given += emission.count
-                    user.last_token_at = self.now
+                    assert emission.count == 1
+                    user.deliver(drawn[emission.key], self.now)
+                    if keys := user.new_keys():
+                        self.core.extend(emission.key, keys)
                 case Finished():
                     user.finished = emission
                     self._check_finished(user, emission)
@@ -304,7 +413,7 @@ class World:
         assert (load.waiting, load.waiting_tokens) == (0, 0)
         for lane in load.lanes.values():
             assert (lane.running, lane.blocks_live, lane.blocks_fenced) == (0, 0, 0)
-            assert lane.blocks_free == lane.blocks_total
+            assert lane.blocks_free + lane.blocks_cached == lane.blocks_total
         ends = [user.finished for user in (*self.users.values(), *self.past)]
         totals = core.totals()
         assert totals.submitted == len(ends)
@@ -317,6 +426,7 @@ class World:
     def _check_finished(self, user: User, finished: Finished) -> None:
         usage, submission = finished.usage, user.submission
         assert usage.prompt_tokens == submission.prompt_len
+        assert 0 <= usage.cached_tokens <= max(0, submission.prompt_len - (0 if submission.output_len else 1))
         assert usage.preemptions == user.preempted
         assert user.preempted <= self.config.preemption_cap or not self.config.preemption_cap
         if finished.reason is Reason.STOP:
