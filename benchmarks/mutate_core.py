@@ -244,7 +244,7 @@ def failing(folder: Path, names: Sequence[str]) -> str | None:
 
 
 def caught_by(folder: Path) -> str | None:
-    """What notices a fault in this copy: tests of one rule each, then the state machine, then the windows of service."""
+    """What notices a fault in this copy: tests of one rule each, the state machine, the windows of service."""
     if (failed := failing(folder, TESTS)) is not None:
         return failed
     well, said = run([sys.executable, "-c", MACHINE], folder)

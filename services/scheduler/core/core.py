@@ -19,7 +19,6 @@ from services.scheduler.core.calls import (
     Emission,
     Finished,
     InvalidSubmission,
-    InvariantError,
     KvCleared,
     KvEvent,
     LaneId,
@@ -37,7 +36,7 @@ from services.scheduler.core.calls import (
 from services.scheduler.core.cost import CostEstimate
 from services.scheduler.core.deadlines import Deadlines, earliest
 from services.scheduler.core.gate import Gate
-from services.scheduler.core.invariants import check_places
+from services.scheduler.core.invariants import check_deadlines, check_places
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.lateness import in_time
 from services.scheduler.core.ledger import Ledger
@@ -333,16 +332,10 @@ class SchedulerCore(Storied):
         """Every invariant, in time linear in all there is. Raises InvariantError with the story."""
         self._waiting.check()
         self._gate.check(self._sequences)
-        self._deadlines.check()
         for lane in self._lanes.values():
             lane.check(self._config)
         check_places(self._sequences, self._waiting, self._lanes.values())
-        for sequence in self._sequences.values():
-            entry, deadline = self._deadlines.entry(sequence.key), self._deadline(sequence)
-            if (entry is None) != (deadline is None) or (entry or 0) > (deadline or (0,))[0]:
-                raise InvariantError(f"the deadline of {sequence.key} is {deadline}, and is looked at at {entry}")
-        if len(self._deadlines) > len(self._sequences):
-            raise InvariantError("a finished sequence has a deadline")
+        check_deadlines(self._sequences, self._deadlines, self._deadline)
         self._ledger.check(self._sequences.values())
 
     # How they are made.
