@@ -1,11 +1,14 @@
 """A model of users and executors that distrusts the scheduler core: every plan and emission is held against it.
 
-It keeps its own books (what each slot holds, which block belongs to whom, which positions are written, what each user
-was given) and derives nothing from the core's state.
+It keeps its own books (what each slot holds, which block belongs to whom, what each position of the KV memory stands
+for, what each user was given) and derives nothing from the core's state.
 """
 
-from collections import deque
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from executor_model import Executor, User, key_of
 
 from services.scheduler.core.calls import (
     Admitted,
@@ -14,6 +17,7 @@ from services.scheduler.core.calls import (
     Emission,
     Finished,
     LaneSpec,
+    OutOfStep,
     Plan,
     Preempted,
     Reason,
@@ -45,119 +49,6 @@ def answer(plan: Plan | None, *, ended: str = "", failed: str = "") -> StepOutco
     )
 
 
-@dataclass(eq=False)
-class User:
-    """What one submission was promised and given."""
-
-    submission: Submission
-    given: int = 0
-    preempted: int = 0
-    finished: Finished | None = None
-
-    @property
-    def ids(self) -> int:
-        return self.submission.prompt_len + self.submission.output_len + self.given
-
-
-@dataclass
-class Slot:
-    user: User
-    next: int = 0  # position of the next slice
-    table: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Flight:
-    """A step in flight: whose slices they are (a key may be used again meanwhile), and every block they reference."""
-
-    plan: Plan
-    owners: list[User]
-    tables: list[list[int]]
-
-
-@dataclass
-class Executor:
-    """Runs steps when they come, answers them in order. `cells` is the KV memory, tagged with who wrote it."""
-
-    spec: LaneSpec
-    slots: dict[int, Slot] = field(default_factory=dict)
-    cells: dict[tuple[int, int], tuple[User, int]] = field(default_factory=dict)  # (block, offset) -> (who, position)
-    in_flight: deque[Flight] = field(default_factory=deque)
-    steps: int = 0
-
-    def run(self, plan: Plan, users: dict[str, User]) -> None:
-        assert plan.slices
-        assert plan.step_id == self.steps + 1
-        self.steps = plan.step_id
-        assert sum(piece.count for piece in plan.slices) + plan.padding <= self.spec.max_batched_tokens
-        assert len({piece.slot for piece in plan.slices}) == len(plan.slices)
-        assert len({piece.key for piece in plan.slices}) == len(plan.slices)
-        if plan.preempted:
-            assert all(piece.admitted for piece in plan.slices) or not plan.admitted, "preempted for an admission"
-        assert [one.key for one in plan.admitted] == [piece.key for piece in plan.slices if piece.admitted]
-        for preempted in plan.preempted:
-            victim = users[preempted.key]
-            assert all(victim not in flight.owners for flight in self.in_flight), "preempted while in flight"
-            self.forget(victim)
-        for piece in plan.slices:
-            assert 0 <= piece.slot < self.spec.max_sequences
-            assert piece.count >= 1
-            user = users[piece.key]
-            assert user.finished is None
-            if piece.admitted:
-                self.slots[piece.slot] = Slot(user)
-            slot = self.slots[piece.slot]
-            assert slot.user is user, "a slot was taken over without being replaced"
-            assert piece.start == slot.next, "a slice starts elsewhere than the last one ended"
-            for block in piece.new_block_ids:
-                self._reassign(block)
-            slot.table += piece.new_block_ids
-            self._compute(slot, piece.start, piece.count)
-            slot.next = piece.start + piece.count
-            self._check_length(user, piece.start, piece.count, samples=piece.samples)
-        owners = [users[piece.key] for piece in plan.slices]
-        tables = [list(self.slots[piece.slot].table) for piece in plan.slices]
-        self.in_flight.append(Flight(plan, owners, tables))
-
-    def forget(self, user: User) -> None:
-        for number in [number for number, slot in self.slots.items() if slot.user is user]:
-            del self.slots[number]
-
-    def _reassign(self, block: int) -> None:
-        assert 0 <= block < self.spec.total_blocks
-        for slot in self.slots.values():
-            assert block not in slot.table, f"block {block} has a living owner"
-        for flight in self.in_flight:
-            for table in flight.tables:
-                assert block not in table, f"block {block} is given away while step {flight.plan.step_id} uses it"
-
-    def _compute(self, slot: Slot, start: int, count: int) -> None:
-        size = self.spec.block_size
-        assert start + count <= len(slot.table) * size, "positions without a block"
-        for position in range(start, start + count):
-            self.cells[slot.table[position // size], position % size] = (slot.user, position)
-        for position in range(start + count):
-            written = self.cells[slot.table[position // size], position % size]
-            assert written == (slot.user, position), f"{slot.user} would read {written} at position {position}"
-
-    def _check_length(self, user: User, start: int, count: int, *, samples: bool) -> None:
-        draws = sum(
-            1
-            for flight in self.in_flight
-            for owner, piece in zip(flight.owners, flight.plan.slices, strict=True)
-            if owner is user and piece.samples
-        )
-        length = user.ids + draws
-        assert start + count <= length
-        assert samples == (start + count == length), "samples exactly at the last position"
-        if start + count > user.ids:
-            assert count == 1, "more than one id is not known to the shell"
-        most = self.spec.max_model_len
-        if user.submission.max_tokens is not None:
-            most = min(most, user.submission.prompt_len + user.submission.max_tokens)
-        assert length + int(samples) <= most, "a draw beyond max_tokens or the context"
-
-
 class World:
     """Users and executors around one core. Each verb goes to the core and its answer through the books."""
 
@@ -185,13 +76,26 @@ class World:
         del self.executors[lane]
         self.take(self.core.lose(lane, self.now))
 
-    def submit(self, submission: Submission, cost: CostEstimate | None = None) -> None:
+    def submit(
+        self, submission: Submission, cost: CostEstimate | None = None, ids: Sequence[int] | None = None
+    ) -> None:
+        """ids: of what is known; with them it takes part in the cache of lanes with blocks like the last one's."""
+        if ids is None:
+            ids = [len(self.users) % 97] * (submission.prompt_len + submission.output_len)
+        else:
+            size = next(reversed(self.executors.values())).spec.block_size if self.executors else 0
+            submission = replace(submission, key_block_size=size)
+        user = User(submission, list(ids), self.now)
+        user.submission = submission = replace(submission, block_keys=user.new_keys())
         accepted = self.core.submit(submission, self.now, cost)
         if Rung.MAX_TOKENS in accepted.degraded:
             submission = replace(submission, max_tokens=accepted.max_tokens or self.config.ladder.max_tokens)
         if submission.key in self.users:
             self.past.append(self.users[submission.key])
-        self.users[submission.key] = User(submission)
+        begun = submission.output_len > 0
+        user.submission = submission
+        user.admitted, user.last_token_at = begun, self.now if begun else None
+        self.users[submission.key] = user
 
     def cancel(self, key: str) -> list[Emission]:
         return self.take(self.core.cancel(key, self.now))
@@ -200,7 +104,13 @@ class World:
         return self.take(self.core.stop(key, kept, self.now))
 
     def expire(self) -> list[Emission]:
-        return self.take(self.core.expire(self.now))
+        late = [user.submission.key for user in self.live() if user.out_of_time(self.now)]
+        deadline = self.core.next_deadline()
+        assert not late or (deadline is not None and deadline <= self.now), "nobody would have called in time"
+        ended = self.take(self.core.expire(self.now))
+        assert sorted(one.key for one in ended) == sorted(late)
+        assert not (after := self.core.next_deadline()) or after > self.now
+        return ended
 
     def plan(self, lane: str) -> Plan | None:
         self.expire()
@@ -213,6 +123,8 @@ class World:
         for preempted in plan.preempted:
             self.users[preempted.key].preempted += 1
         assert all(isinstance(one, Admitted) and one.lane == lane for one in plan.admitted)
+        for admitted in plan.admitted:
+            self.users[admitted.key].admitted = True
         assert not (plan.admitted and lane in self.closed), f"{lane} is closed and admits"
         assert all(isinstance(one, Preempted) for one in plan.preempted)
         executor.run(plan, self.users)
@@ -221,22 +133,55 @@ class World:
     def apply(self, lane: str, *, ended: int | None = None, failed: int | None = None) -> list[Emission]:
         """Answers the oldest step; sampling row `ended` draws a stop id, row `failed` fails."""
         executor = self.executors[lane]
-        plan = executor.in_flight.popleft().plan
+        flight = executor.in_flight.popleft()
+        plan = flight.plan
         sampled = [piece for piece in plan.slices if piece.samples]
         outcomes = [
             SequenceOutcome(piece.slot, 0 if row == failed else 1, ended=row == ended != failed, failed=row == failed)
             for row, piece in enumerate(sampled)
         ]
-        emissions = self.core.apply(lane, StepOutcome(plan.step_id, tuple(outcomes)), self.now)
-        return self.take(emissions)
+        executor.answered = StepOutcome(plan.step_id, tuple(outcomes))
+        return self.take(self.core.apply(lane, executor.answered, self.now), flight.drawn)
 
-    def take(self, emissions: list[Emission]) -> list[Emission]:
+    def repeat(self, lane: str) -> None:
+        """The last results once more, and those of a lane that is gone: nothing happens."""
+        executor = self.executors[lane]
+        assert executor.answered is not None
+        before = self.seen()
+        for name in (lane, "gone"):
+            assert self.core.apply(name, executor.answered, self.now) == []
+        assert before == self.seen()
+
+    def swap(self, lane: str) -> None:
+        """The results of the younger of two steps in flight come first: refused, and nothing happens."""
+        plan = self.executors[lane].in_flight[-1].plan
+        before = self.seen()
+        try:
+            self.core.apply(lane, answer(plan), self.now)
+        except OutOfStep:
+            assert before == self.seen()
+        else:
+            raise AssertionError("results out of order were taken")
+
+    def seen(self) -> object:
+        core = self.core
+        return core.load(), core.totals(), core.sequences(), core.next_deadline()
+
+    def pin(self, ids: Sequence[int], tenant: str, ttl_ns: int) -> None:
+        for size in {executor.spec.block_size: None for executor in self.executors.values()}:
+            keys = tuple(key_of(tenant, size, ids[:end]) for end in range(size, len(ids) + 1, size))
+            assert self.core.pin(keys, size, tenant, ttl_ns, self.now) <= len(keys)
+
+    def take(self, emissions: list[Emission], drawn: Mapping[str, int] = MappingProxyType({})) -> list[Emission]:
         for emission in emissions:
             user = self.users[emission.key]
             assert user.finished is None, f"{emission} after the end"
             match emission:
                 case Tokens():
-                    user.given += emission.count
+                    assert emission.count == 1
+                    user.deliver(drawn[emission.key], self.now)
+                    if keys := user.new_keys():
+                        self.core.extend(emission.key, keys)
                 case Finished():
                     user.finished = emission
                     self._check_finished(user, emission)
@@ -277,7 +222,7 @@ class World:
         assert (load.waiting, load.waiting_tokens) == (0, 0)
         for lane in load.lanes.values():
             assert (lane.running, lane.blocks_live, lane.blocks_fenced) == (0, 0, 0)
-            assert lane.blocks_free == lane.blocks_total
+            assert lane.blocks_free + lane.blocks_cached == lane.blocks_total
         ends = [user.finished for user in (*self.users.values(), *self.past)]
         totals = core.totals()
         assert totals.submitted == len(ends)
@@ -290,6 +235,7 @@ class World:
     def _check_finished(self, user: User, finished: Finished) -> None:
         usage, submission = finished.usage, user.submission
         assert usage.prompt_tokens == submission.prompt_len
+        assert 0 <= usage.cached_tokens <= max(0, submission.prompt_len - (0 if submission.output_len else 1))
         assert usage.preemptions == user.preempted
         assert user.preempted <= self.config.preemption_cap or not self.config.preemption_cap
         if finished.reason is Reason.STOP:

@@ -21,7 +21,7 @@ from typing import IO, Any, Final, Self
 
 from services.scheduler.core import calls, cost
 from services.scheduler.core import limits as core_limits
-from services.scheduler.core.calls import CoreConfig, OutOfStep, SubmitError
+from services.scheduler.core.calls import CoreConfig, OutOfStep, PlannedSlice, SequenceOutcome, SubmitError
 from services.scheduler.core.core import SchedulerCore
 
 VERSION: Final = 1
@@ -32,7 +32,8 @@ TYPES: Final[Mapping[str, Any]] = {
     name: kind
     for module in (calls, core_limits, cost)
     for name, kind in vars(module).items()
-    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, Enum))
+    if isinstance(kind, type)
+    and (dataclasses.is_dataclass(kind) or issubclass(kind, Enum) or hasattr(kind, "_field_defaults"))
 }
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,14 @@ def encode(value: object) -> Any:
             if field.default is dataclasses.MISSING or held != field.default:
                 fields[field.name] = encode(held)
         return {type(value).__name__: fields}
+    if isinstance(value, PlannedSlice | SequenceOutcome):
+        defaults = value._field_defaults
+        named = value._asdict().items()
+        return {
+            type(value).__name__: {
+                name: encode(part) for name, part in named if name not in defaults or part != defaults[name]
+            }
+        }
     if isinstance(value, SubmitError):
         return {type(value).__name__: [value.field, value.message]}
     if isinstance(value, Exception):

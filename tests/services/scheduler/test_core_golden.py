@@ -41,6 +41,14 @@ def encode(value: object) -> Any:
             if field.default is dataclasses.MISSING or getattr(value, field.name) != field.default
         }
         return {type(value).__name__: fields}
+    if isinstance(value, tuple) and hasattr(value, "_field_defaults"):
+        defaults = value._field_defaults
+        named = value._asdict().items()
+        return {
+            type(value).__name__: {
+                name: encode(part) for name, part in named if name not in defaults or part != defaults[name]
+            }
+        }
     if isinstance(value, Enum):
         return {type(value).__name__: value.value}
     if isinstance(value, SubmitError):

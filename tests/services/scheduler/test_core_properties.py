@@ -1,5 +1,8 @@
 """Random calls on tiny pools: after every one `check()` holds and the model of users and executors agrees."""
 
+from contextlib import suppress
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,7 +16,7 @@ from services.scheduler.core.policies.policy import POLICIES
 specs = st.builds(
     LaneSpec,
     block_size=st.integers(1, 4),
-    total_blocks=st.integers(3, 12),
+    total_blocks=st.one_of(st.integers(3, 12), st.integers(13, 64)),
     max_batched_tokens=st.integers(1, 12),
     max_sequences=st.integers(1, 5),
     max_model_len=st.integers(4, 24),
@@ -45,12 +48,12 @@ tight_configs = st.builds(  # optimistic enough to be preempted often
     max_passes=st.sampled_from([0, 1, 3]),
     long_prompt_tokens=st.sampled_from([3, 2048]),
     ladder=ladders,
-    steps_in_flight=st.integers(1, 2),
     prefill_chunk=st.integers(2, 6),
     watermark=st.just(0.0),
     preemption_cap=st.integers(0, 3),
     preemption_cooldown=st.integers(0, 2),
     default_output_estimate=st.just(1),
+    session_lease_ns=st.sampled_from([0, 5]),
 )
 configs = st.builds(
     CoreConfig,
@@ -65,12 +68,14 @@ configs = st.builds(
     ladder=ladders,
     max_queued_requests=st.sampled_from([3, 1000]),
     max_queued_tokens=st.sampled_from([30, 1000]),
-    steps_in_flight=st.integers(1, 2),
     prefill_chunk=st.integers(1, 6),
     watermark=st.sampled_from([0.0, 0.1, 0.5]),
     preemption_cap=st.integers(0, 2),
     preemption_cooldown=st.integers(0, 2),
     default_output_estimate=st.sampled_from([1, 1, 3, 1024]),
+    tenant_cache_share=st.sampled_from([1.0, 0.3]),
+    session_lease_ns=st.sampled_from([0, 4, 100]),
+    session_lease_full_below=st.sampled_from([0.0, 0.5]),
 )
 durations = st.one_of(st.none(), st.none(), st.integers(0, 30))
 mild_limits = st.sampled_from([Limits(), Limits(between_tokens_ns=6), Limits(first_token_ns=40, total_ns=90)])
@@ -79,11 +84,15 @@ limits = st.one_of(mild_limits, st.builds(Limits, durations, durations, duration
 
 class CoreMachine(RuleBasedStateMachine):
     @initialize(
-        made=st.one_of(st.tuples(configs, specs), st.tuples(tight_configs, tight_specs)), lanes=st.integers(0, 2)
+        made=st.one_of(st.tuples(configs, specs), st.tuples(tight_configs, tight_specs)),
+        lanes=st.sampled_from([0, 1, 1, 1, 2, 3]),
+        depth=st.integers(0, 2),
     )
-    def start(self, made: tuple[CoreConfig, LaneSpec], lanes: int) -> None:
+    def start(self, made: tuple[CoreConfig, LaneSpec], lanes: int, depth: int) -> None:
+        """depth: steps whose results are still to come when the next one is planned; 0: each is answered at once."""
         config, spec = made
-        self.world = World(config)
+        self.depth = depth
+        self.world = World(replace(config, steps_in_flight=max(1, depth)))
         self.epochs = 0
         for _ in range(lanes):
             self._attach(spec)
@@ -108,6 +117,7 @@ class CoreMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1, -1, 100]),
         output_len=st.sampled_from([0, 0, 0, 1, 3]),
         tenant=st.sampled_from(["a", "b", "c"]),
+        bits=st.one_of(st.none(), st.integers(0, 1 << 17), st.just(0)),
         cost=st.sampled_from([None, None, CostEstimate(1, 1, 2)]),
     )
     def submit(
@@ -119,12 +129,15 @@ class CoreMachine(RuleBasedStateMachine):
         priority: int,
         output_len: int,
         tenant: str = "a",
+        bits: int | None = None,
         cost: CostEstimate | None = None,
     ) -> None:
+        """bits: ids of its prompt, one bit each, so that many begin alike; None: it takes no part in the cache."""
+        ids = None if bits is None else [bits >> index & 1 for index in range(prompt_len + output_len)]
         submission = Submission(f"s{number}", tenant, prompt_len, max_tokens, limits, priority, output_len, prompt_len)
         before = (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
         try:
-            self.world.submit(submission, cost)
+            self.world.submit(submission, cost, ids)
         except SubmitError:  # then nothing is kept
             assert before == (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
 
@@ -138,7 +151,24 @@ class CoreMachine(RuleBasedStateMachine):
         """Several at once without max_tokens: what admission can only guess at."""
         for index in range(count):
             priority = priorities[index % len(priorities)]
-            self.submit(10 + len(self.world.users) + index, prompt_len, None, limits, priority, 0, "abc"[index % 3])
+            self.submit(10 + len(self.world.users) + index, prompt_len, None, limits, priority, 0, "abc"[index % 3], 0)
+
+    @precondition(lambda self: self.world.users)
+    @rule(pick=st.integers(0, 99), more=st.integers(0, 7), count=st.integers(0, 3))
+    def next_turn(self, pick: int, more: int, count: int) -> None:
+        """A chat goes on: all that was said, and something new."""
+        user = self.world.users[self._key(pick)]
+        ids = [*user.ids, *(more >> index & 1 for index in range(count))][:20]
+        number = 10 + len(self.world.users)
+        asked = Submission(f"s{number}", user.submission.tenant, len(ids), 3, size_bytes=1)
+        with suppress(SubmitError):
+            self.world.submit(asked, None, ids)
+
+    @precondition(lambda self: self.world.users)
+    @rule(pick=st.integers(0, 99), ttl_ns=st.sampled_from([0, 1, 5, 100]))
+    def pin(self, pick: int, ttl_ns: int) -> None:
+        user = self.world.users[self._key(pick)]
+        self.world.pin(user.ids, user.submission.tenant, ttl_ns)
 
     @precondition(lambda self: self.world.users)
     @rule(pick=st.integers(0, 99))
@@ -154,12 +184,33 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.stop(user.submission.key, max(0, user.given - back))
 
     @precondition(lambda self: self.world.executors)
-    @rule(pick=st.integers(0, 1))
+    @rule(pick=st.integers(0, 2))
     def plan(self, pick: int) -> None:
-        self.world.plan(self._lane(pick))
+        lane = self._lane(pick)
+        if self.world.plan(lane) is not None and not self.depth:
+            self.world.apply(lane)
+
+    @precondition(lambda self: any(executor.answered for executor in self.world.executors.values()))
+    @rule(pick=st.integers(0, 2))
+    def repeat(self, pick: int) -> None:
+        """Results come twice."""
+        lanes = [lane for lane, executor in self.world.executors.items() if executor.answered]
+        self.world.repeat(lanes[pick % len(lanes)])
+
+    @precondition(lambda self: self.world.executors and self.depth == 2)
+    @rule(pick=st.integers(0, 2), lost=st.booleans())
+    def swap(self, pick: int, lost: bool) -> None:
+        """Results come out of order: then the lane is lost, or they come in order after all."""
+        lane = self._lane(pick)
+        while self.world.plan(lane) is not None:
+            pass
+        if len(self.world.executors[lane].in_flight) == 2:
+            self.world.swap(lane)
+            if lost:
+                self.world.lose(lane)
 
     @precondition(lambda self: any(executor.in_flight for executor in self.world.executors.values()))
-    @rule(pick=st.integers(0, 1), verdict=st.integers(0, 11), row=st.integers(0, 2))
+    @rule(pick=st.integers(0, 2), verdict=st.integers(0, 11), row=st.integers(0, 2))
     def apply(self, pick: int, verdict: int, row: int) -> None:
         busy = [lane for lane, executor in self.world.executors.items() if executor.in_flight]
         self.world.apply(
@@ -179,17 +230,17 @@ class CoreMachine(RuleBasedStateMachine):
                     self.world.apply(lane)
 
     @precondition(lambda self: self.world.executors)
-    @rule(pick=st.integers(0, 1))
+    @rule(pick=st.integers(0, 2))
     def lose(self, pick: int) -> None:
         self.world.lose(self._lane(pick))
 
     @precondition(lambda self: self.world.executors)
-    @rule(pick=st.integers(0, 1))
+    @rule(pick=st.integers(0, 2))
     def close(self, pick: int) -> None:
         """Its executor drains."""
         self.world.close(self._lane(pick))
 
-    @precondition(lambda self: len(self.world.executors) < 2)
+    @precondition(lambda self: len(self.world.executors) < 3)
     @rule(spec=specs)
     def attach(self, spec: LaneSpec) -> None:
         self._attach(spec)
@@ -202,9 +253,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(ns=st.integers(0, 9))
     def wait(self, ns: int) -> None:
         self.world.now += ns
-        deadline = self.world.core.next_deadline()
-        ended = self.world.expire()
-        assert bool(ended) == (deadline is not None and deadline <= self.world.now)
+        self.world.expire()
 
     @invariant()
     def holds(self) -> None:
