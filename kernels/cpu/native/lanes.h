@@ -142,19 +142,41 @@ inline Lanes power_of_two(Lanes n) {
 
 // The sixteen in one fixed order: halves onto each other, four times.
 inline float sum(Lanes a) {
+#if defined(TERCET_AVX512) || defined(TERCET_AVX2)
+#if defined(TERCET_AVX512)
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+#else
+    const __m256 eight = _mm256_add_ps(a.low, a.high);
+#endif
+    __m128 rest = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    rest = _mm_add_ps(rest, _mm_movehl_ps(rest, rest));
+    return _mm_cvtss_f32(_mm_add_ss(rest, _mm_movehdup_ps(rest)));
+#else
     alignas(64) float v[LANES];
     store(v, a);
     for (int half = LANES / 2; half >= 1; half /= 2)
         for (int i = 0; i < half; i++) v[i] += v[i + half];
     return v[0];
+#endif
 }
 
 inline float largest(Lanes a) {
+#if defined(TERCET_AVX512) || defined(TERCET_AVX2)
+#if defined(TERCET_AVX512)
+    const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+#else
+    const __m256 eight = _mm256_max_ps(a.low, a.high);
+#endif
+    __m128 rest = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    rest = _mm_max_ps(rest, _mm_movehl_ps(rest, rest));
+    return _mm_cvtss_f32(_mm_max_ss(rest, _mm_movehdup_ps(rest)));
+#else
     alignas(64) float v[LANES];
     store(v, a);
     for (int half = LANES / 2; half >= 1; half /= 2)
         for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
     return v[0];
+#endif
 }
 
 // e^x, within 2 units in the last place; from -87 to 88, beyond which x counts as these. NaN stays NaN.
