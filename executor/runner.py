@@ -25,8 +25,17 @@ class Runner:
     """Made by `executor.loading.load.load_runner`."""
 
     def __init__(
-        self, *, model: Model, pool: KvPool, capacity: Capacity, memory: MemoryPlan, model_hash: str, numerics: str
+        self,
+        *,
+        model: Model,
+        backend: str,
+        pool: KvPool,
+        capacity: Capacity,
+        memory: MemoryPlan,
+        model_hash: str,
+        numerics: str,
     ) -> None:
+        self.backend = backend  # the name of what computes
         self.capacity = capacity
         self.memory = memory
         self.model_hash = model_hash  # SHA-256 of the file, hexadecimal
