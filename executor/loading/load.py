@@ -83,6 +83,7 @@ def load_runner(
     )
     return Runner(
         model=model,
+        ops=ops,
         pool=allocate_pool(kv, plan),
         capacity=capacity,
         memory=plan,
