@@ -83,7 +83,7 @@ def load_runner(
     )
     return Runner(
         model=model,
-        backend=ops.name,
+        ops=ops,
         pool=allocate_pool(kv, plan),
         capacity=capacity,
         memory=plan,
