@@ -62,9 +62,7 @@ _AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 INSTRUCTION_SETS: Final = (
     InstructionSet(
         "avx512",
-        frozenset(
-            ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16")
-        ),
+        frozenset(("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16")),
         (
             *_AVX2,
             *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16"),
