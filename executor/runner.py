@@ -37,6 +37,7 @@ class Runner:
         model_hash: str,
         numerics: str,
     ) -> None:
+        self.backend = ops.name
         self.capacity = capacity
         self.memory = memory
         self.model_hash = model_hash  # SHA-256 of the file, hexadecimal

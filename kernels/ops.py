@@ -103,6 +103,49 @@ class AttentionPlan(Protocol):
     def rows(self) -> PagedRows: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLayer:
+    """Weights of a layer of N features: attention, then a gated MLP, each normed first and added to what went in."""
+
+    attention_norm: Tensor  # float32 [N]
+    qkv: PackedMatrix  # [(H + 2 G) D, N]: the rows of the queries, the keys, the values
+    qkv_bias: Tensor | None  # float32 [(H + 2 G) D]
+    output: PackedMatrix  # [N, H D]
+    output_bias: Tensor | None  # float32 [N]
+    mlp_norm: Tensor  # float32 [N]
+    gate_up: PackedMatrix  # [2 I, N]: the rows of the gate, then the up's
+    down: PackedMatrix  # [N, I]
+
+
+class PackedDecoder(Protocol):
+    """Layers in the form that one back end runs them in."""
+
+    @property
+    def layers(self) -> Sequence[DecoderLayer]: ...
+    @property
+    def eps(self) -> float: ...  # of all norms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainDecoder:
+    """The form of a back end that has no better one."""
+
+    layers: tuple[DecoderLayer, ...]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderStep:
+    """What all layers of a step share."""
+
+    cos: Tensor  # float32 [T, D/2]
+    sin: Tensor  # float32 [T, D/2]
+    slot_mapping: Tensor  # int64 [T]
+    plan: AttentionPlan
+    shape: AttentionShape
+    scale: float  # of attention's scores
+
+
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
@@ -134,6 +177,10 @@ class Ops(Protocol):
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
         """Upper bound of what the ops allocate beyond their results in a step of so many rows and sequences, bytes."""
         ...
+
+    def pack_decoder(self, layers: Sequence[DecoderLayer], eps: float) -> PackedDecoder:
+        """For `decoder`. The layers' tensors are kept."""
+        return PlainDecoder(tuple(layers), eps)
 
     # -- primitives ---------------------------------------------------------------------------------------------------
 
@@ -215,6 +262,30 @@ class Ops(Protocol):
     def gated_mlp(self, x: Tensor, norm: Tensor, eps: float, gate_up: PackedMatrix, down: PackedMatrix) -> Tensor:
         """x + down(silu(gate) * up), gate and up of the normed x; gate_up holds the gate's rows, then the up's."""
         return self.linear_residual(self.silu_mul(self.norm_linear(x, norm, eps, gate_up)), down, x)
+
+    def decoder_layer(
+        self, x: Tensor, layer: DecoderLayer, eps: float, k_pages: Tensor, v_pages: Tensor, step: DecoderStep
+    ) -> Tensor:
+        """One layer: x [T, N] -> [T, N]. Writes the step's keys and values to the pages."""
+        shape = step.shape
+        qkv = self.norm_linear(x, layer.attention_norm, eps, layer.qkv, layer.qkv_bias)
+        q = self.rope_and_cache(qkv, step.cos, step.sin, k_pages, v_pages, step.slot_mapping, shape)
+        attended = self.paged_attention(q, k_pages, v_pages, step.plan, shape, step.scale)
+        x = self.linear_residual(attended.flatten(1), layer.output, x, layer.output_bias)
+        return self.gated_mlp(x, layer.mlp_norm, eps, layer.gate_up, layer.down)
+
+    def decoder(
+        self,
+        x: Tensor,
+        decoder: PackedDecoder,
+        k_pages: Sequence[Tensor],
+        v_pages: Sequence[Tensor],
+        step: DecoderStep,
+    ) -> Tensor:
+        """All layers, one after the other; k_pages and v_pages of each. x [T, N] -> [T, N]."""
+        for layer, keys, values in zip(decoder.layers, k_pages, v_pages, strict=True):
+            x = self.decoder_layer(x, layer, decoder.eps, keys, values, step)
+        return x
 
     def head_logits(self, x: Tensor, norm: Tensor, eps: float, head: PackedMatrix) -> Tensor:
         """Logits [rows, V] of the few rows that sample; x [rows, N]."""

@@ -41,7 +41,11 @@ _ERROR_LINES: Final = 12
 
 
 class BuildError(RuntimeError):
-    """There is no compiler, or it refuses: the message holds its first lines."""
+    """The kernels can't be built: the message says why, or holds the compiler's first lines."""
+
+
+class NoCompilerError(BuildError):
+    """There is none, and no library that is ready-made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +112,11 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def find_compiler(wanted: str | None = None) -> Compiler:
-    """wanted: a name or path, as in $CXX; None: the first of COMPILERS on the PATH. Raises BuildError."""
+    """wanted: a name or path, as in $CXX; None: the first of COMPILERS on the PATH. Raises NoCompilerError."""
     names = COMPILERS if wanted is None else (wanted,)
     path = next((found for name in names if (found := shutil.which(name)) is not None), None)
     if path is None:
-        raise BuildError(f"no C++ compiler: {', '.join(names)} not found")
+        raise NoCompilerError(f"no C++ compiler: {', '.join(names)} not found")
     return Compiler(path, _run((path, "--version")).partition("\n")[0])
 
 
