@@ -75,7 +75,7 @@ inline bool any_of(const Longs& mask) {
     return _mm512_test_epi64_mask(bits_of<__m512i>(mask), bits_of<__m512i>(mask)) != 0;
 #else
     int64_t any = 0;
-    for (int lane = 0; lane < LANES; lane++) any |= mask[lane];
+    for (int lane = 0; lane < EIGHT; lane++) any |= mask[lane];
     return any != 0;
 #endif
 }
@@ -90,7 +90,7 @@ inline Doubles load_doubles(const double* from) {
 inline Doubles load_logits(const float* from, int count) {
     typedef float Eight __attribute__((vector_size(32)));
     Eight values = Eight{} - INFINITY;
-    if (count >= LANES)
+    if (count >= EIGHT)
         __builtin_memcpy(&values, from, sizeof values);
     else
         for (int lane = 0; lane < count; lane++) values[lane] = from[lane];
@@ -152,7 +152,7 @@ struct Candidates {
     int count;
 
     void pad() {
-        for (int i = count; i % LANES; i++) {
+        for (int i = count; i % EIGHT; i++) {
             ids[i] = 0;
             scores[i] = -INFINITY;
         }
@@ -173,13 +173,13 @@ inline void scale(const float* values, float highest, double temperature, Candid
 
 inline int64_t weigh(const Candidates& candidates, int64_t* weights) {
     Longs sum{};
-    for (int i = 0; i < candidates.count; i += LANES) {
+    for (int i = 0; i < candidates.count; i += EIGHT) {
         const Longs weight = weights_of(load_doubles(candidates.scores + i));
         __builtin_memcpy(weights + i, &weight, sizeof weight);
         sum += weight;
     }
     int64_t total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += sum[lane];
+    for (int lane = 0; lane < EIGHT; lane++) total += sum[lane];
     return total;
 }
 
@@ -190,12 +190,12 @@ inline int64_t weigh_row(const float* logits, int vocab, const float* peaks, flo
     Longs sum{};
     for (int start = 0; start < vocab; start += BLOCK) {
         if (peaks[start / BLOCK] < cut) continue;
-        for (int i = start; i < std::min(start + BLOCK, vocab); i += LANES) {
+        for (int i = start; i < std::min(start + BLOCK, vocab); i += EIGHT) {
             sum += weights_of((load_logits(logits + i, vocab - i) - top) / temperature);
         }
     }
     int64_t total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += sum[lane];
+    for (int lane = 0; lane < EIGHT; lane++) total += sum[lane];
     return total;
 }
 
@@ -297,13 +297,13 @@ public:
 
     Words words(const int32_t* ids) const {
         Words wide;
-        for (int lane = 0; lane < LANES; lane++) wide[lane] = static_cast<uint32_t>(ids[lane]);
+        for (int lane = 0; lane < EIGHT; lane++) wide[lane] = static_cast<uint32_t>(ids[lane]);
         return philox_words(wide, key_);
     }
 
     void try_all(const int32_t* ids, const Doubles& scores, const Words& words) {
         const Doubles sums = scores + gumbel_of(words);
-        for (int lane = 0; lane < LANES; lane++) {
+        for (int lane = 0; lane < EIGHT; lane++) {
             if (sums[lane] < sum_ || (sums[lane] == sum_ && ids[lane] >= token_id_)) continue;
             sum_ = sums[lane];
             token_id_ = ids[lane];
@@ -320,7 +320,7 @@ private:
 // a power of two bounds from above.
 inline Longs may_reach(const Doubles& scores, const Words& words, double sum) {
     const Longs possible = scores + GUMBEL_HIGHEST >= sum;
-    Doubles short_by = possible ? scores - sum : all(-100.0);
+    Doubles short_by = possible ? scores - sum : eight(-100.0);
     short_by = short_by < 0.0 ? short_by : Doubles{};
     const Longs power = __builtin_convertvector(short_by * 1.4426950408889634, Longs);  // towards 0: rounds up
     const Doubles bound = bits_of<Doubles>((power + (1023 + 32)) << 52) * (1 + 1e-7);
@@ -336,11 +336,11 @@ inline int32_t draw_token(const Candidates& candidates, const NoiseKey& key) {
         const Words words = winner.words(candidates.ids + i);
         if (any_of(may_reach(scores, words, winner.sum()))) winner.try_all(candidates.ids + i, scores, words);
     };
-    for (int i = 0; i < candidates.count; i += LANES) {
+    for (int i = 0; i < candidates.count; i += EIGHT) {
         const Doubles scores = load_doubles(candidates.scores + i);
         if (any_of(scores >= NEAR)) look(i, scores);
     }
-    for (int i = 0; i < candidates.count; i += LANES) {
+    for (int i = 0; i < candidates.count; i += EIGHT) {
         const Doubles scores = load_doubles(candidates.scores + i);
         if (!any_of(scores >= NEAR) && any_of(scores + GUMBEL_HIGHEST >= winner.sum())) look(i, scores);
     }

@@ -14,12 +14,12 @@ namespace tercet {
 typedef double Doubles __attribute__((vector_size(64)));
 typedef int64_t Longs __attribute__((vector_size(64)));
 typedef uint64_t Words __attribute__((vector_size(64)));  // each lane holds a word of 32 bits, or a product of 64
-constexpr int LANES = 8;
+constexpr int EIGHT = 8;  // lanes
 
 constexpr int WEIGHT_BITS = 44;
 constexpr double WEIGHTLESS = -32.0;  // scores below it weigh nothing
 
-inline Doubles all(double value) { return Doubles{} + value; }
+inline Doubles eight(double value) { return Doubles{} + value; }
 
 template <class To, class From>
 inline To bits_of(const From& from) {
@@ -39,7 +39,7 @@ inline Doubles log_of(const Doubles& x) {
     exponent -= high;
     const Doubles s = (mantissa - 1.0) / (mantissa + 1.0);
     const Doubles z = s * s;
-    Doubles series = all(1.0 / 21);
+    Doubles series = eight(1.0 / 21);
     series = series * z + 1.0 / 19;
     series = series * z + 1.0 / 17;
     series = series * z + 1.0 / 15;
@@ -56,10 +56,10 @@ inline Doubles log_of(const Doubles& x) {
 inline Longs weights_of(const Doubles& scores) {
     constexpr double ROUNDER = 6755399441055744.0;  // 1.5 * 2^52
     const Longs weightless = scores < WEIGHTLESS;
-    const Doubles x = weightless ? all(WEIGHTLESS) : scores;
+    const Doubles x = weightless ? eight(WEIGHTLESS) : scores;
     const Doubles power = (x * 1.4426950408889634 + ROUNDER) - ROUNDER;
     const Doubles r = (x - power * 0.6931467056274414) - power * 4.7493250390316726e-07;
-    Doubles series = all(1.0 / 6227020800);
+    Doubles series = eight(1.0 / 6227020800);
     series = series * r + 1.0 / 479001600;
     series = series * r + 1.0 / 39916800;
     series = series * r + 1.0 / 3628800;
