@@ -22,51 +22,34 @@ struct Likeliest {
     }
 };
 
-// Largest so far in each of a panel's lanes, for one row.
-struct LaneMaxima {
-    float value[PANEL];
-    int32_t panel[PANEL];
-    int32_t poisoned[PANEL];
+// Whether a lane is larger than `most`, or NaN.
+inline bool any_above(Lanes values, float most) {
+#if defined(TERCET_AVX512)
+    return _mm512_cmp_ps_mask(values.v, _mm512_set1_ps(most), _CMP_NLE_UQ) != 0;
+#elif defined(TERCET_AVX2)
+    const __m256 least = _mm256_set1_ps(most);
+    const __m256 low = _mm256_cmp_ps(values.low, least, _CMP_NLE_UQ);
+    return _mm256_movemask_ps(_mm256_or_ps(low, _mm256_cmp_ps(values.high, least, _CMP_NLE_UQ))) != 0;
+#else
+    bool any = false;
+    for (int r = 0; r < LANES; r++) any |= !(values.v[r] <= most);
+    return any;
+#endif
+}
 
-    void clear() {
-        for (int r = 0; r < PANEL; r++) {
-            value[r] = -std::numeric_limits<float>::infinity();
-            panel[r] = std::numeric_limits<int32_t>::max();
-            poisoned[r] = 0;
-        }
-    }
-
-    // Panels come in order, so that the first of equals stays.
-    void add(const float* sums, int32_t index) {
-        for (int r = 0; r < PANEL; r++) {
-            const bool more = sums[r] > value[r];
-            value[r] = more ? sums[r] : value[r];
-            panel[r] = more ? index : panel[r];
-            poisoned[r] |= sums[r] != sums[r];
-        }
-    }
-};
-
-// out [rows of the tile]: of the rows of the matrix in these panels.
+// out [rows of the tile]: of the rows of the matrix in these panels. Few of them hold a larger logit than those before,
+// so mostly one comparison is all that a panel costs.
 inline void head_likeliest(const Matrix& head, const Activations& x, Range panels, int tile, Likeliest* out) {
     const int width = Tiling{x.rows}.width(tile);
-    LaneMaxima maxima[TILE];
-    for (int t = 0; t < width; t++) maxima[t].clear();
+    for (int t = 0; t < width; t++) out[t] = {};
     alignas(64) float sums[TILE * PANEL];
     for (int p = panels.begin; p < panels.end; p++) {
         const Panel& panel = head.panels[p];
         sum_panel(panel, head.cols, x, tile, sums);
         for (int t = 0; t < width; t++) {
-            for (int r = panel.rows; r < PANEL; r++) sums[t * PANEL + r] = -std::numeric_limits<float>::infinity();
-            maxima[t].add(sums + t * PANEL, p);
-        }
-    }
-    for (int t = 0; t < width; t++) {
-        out[t] = {};
-        for (int r = 0; r < PANEL; r++) {
-            if (maxima[t].poisoned[r]) out[t].add({std::numeric_limits<float>::quiet_NaN(), 0});
-            const int32_t panel = maxima[t].panel[r];
-            if (panel < panels.end) out[t].add({maxima[t].value[r], head.panels[panel].first_row + r});
+            const float* logits = sums + t * PANEL;
+            if (!any_above(load(logits), out[t].value)) continue;
+            for (int r = 0; r < panel.rows; r++) out[t].add({logits[r], panel.first_row + r});
         }
     }
 }
