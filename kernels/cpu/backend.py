@@ -16,8 +16,10 @@ from torch import Tensor
 from kernels.checks import check_linear, check_paged_rows, check_pages, check_queries
 from kernels.cpu.attention import NativeAttention, NativePlan
 from kernels.cpu.decoder import NativeDecoder, PanelDecoder
+from kernels.cpu.head import NativeHead
 from kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library, Team, Workspace
 from kernels.cpu.pack import Packer, PanelMatrix
+from kernels.cpu.sampling import Sampler
 from kernels.ops import (
     AttentionPlan,
     AttentionShape,
@@ -31,6 +33,7 @@ from kernels.ops import (
     StoredMatrix,
     require,
 )
+from kernels.sampling import Drawn, Greedy, SampledSequence
 
 
 class CpuOps(Ops):
@@ -47,6 +50,8 @@ class CpuOps(Ops):
         self._packer = Packer(library)
         self._attention = NativeAttention(library, team)
         self._decoder = NativeDecoder(library, team, self._attention)
+        self._head = NativeHead(library, team)
+        self._sampler = Sampler(library, team)
         self._functions = _Functions.of(library)
 
     def instruction_set(self) -> str:
@@ -119,6 +124,12 @@ class CpuOps(Ops):
         if not isinstance(decoder, PanelDecoder):
             return super().decoder(x, decoder, k_pages, v_pages, step)
         return self._decoder.run(x, decoder, k_pages, v_pages, step, _plan(step.plan))
+
+    def head_greedy(self, x: Tensor, norm: Tensor, eps: float, head: PackedMatrix) -> Greedy:
+        return self._head.greedy(x, norm, eps, _panels(head))
+
+    def sample(self, logits: Tensor, sequences: Sequence[SampledSequence]) -> list[Drawn]:
+        return self._sampler.sample(logits, sequences)
 
     def _linear(self, x: Tensor, weight: PackedMatrix, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         matrix = _panels(weight)
