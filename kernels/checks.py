@@ -71,9 +71,7 @@ def check_decoder_step(
         and first.output.cols == shape.heads * shape.head_dim,
         f"the layers are not those of {shape}",
     )
-    require(
-        len(k_pages) == len(v_pages) == layers, f"{layers} layers have {len(k_pages)} and {len(v_pages)} pages"
-    )
+    require(len(k_pages) == len(v_pages) == layers, f"{layers} layers have {len(k_pages)} and {len(v_pages)} pages")
     for name, tensor in (("cos", step.cos), ("sin", step.sin)):
         require(
             tensor.shape == (rows, half) and tensor.dtype == torch.float32 and tensor.is_contiguous(),

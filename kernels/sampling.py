@@ -72,6 +72,10 @@ class SampledSequence:
         return len(self.tokens) - self.prompt_len
 
     @property
+    def bans_stops(self) -> bool:
+        return self.output_len < self.sampling.min_tokens and bool(self.sampling.stop_token_ids)
+
+    @property
     def greedy(self) -> bool:
         """Whether the token is that of the largest logit, and nothing else is asked for."""
         sampling = self.sampling
@@ -194,7 +198,7 @@ ADJUSTING: tuple[
         lambda s: (s.sampling.presence_penalty != 0 or s.sampling.frequency_penalty != 0) and s.output_len > 0,
         penalize_presence_and_frequency,
     ),
-    (lambda s: s.output_len < s.sampling.min_tokens and bool(s.sampling.stop_token_ids), ban_stops),
+    (lambda s: s.bans_stops, ban_stops),
 )
 
 _LARGEST = torch.finfo(torch.float32).max

@@ -69,7 +69,6 @@ class LlamaConfig:
         return Llama(self, ops, embedding, layers, norm, head, tables)
 
 
-
 def read_config(metadata: Mapping[str, MetadataValue]) -> LlamaConfig:
     """Raises GgufError for a missing key or a value of another type, ModelError for one that cannot be served."""
     for name in _REFUSED_KEYS:

@@ -16,8 +16,10 @@ from torch import Tensor
 from kernels.checks import check_linear, check_paged_rows, check_pages, check_queries
 from kernels.cpu.attention import NativeAttention, NativePlan
 from kernels.cpu.decoder import NativeDecoder, PanelDecoder
+from kernels.cpu.head import NativeHead
 from kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library, Team, Workspace
 from kernels.cpu.pack import Packer, PanelMatrix
+from kernels.cpu.sampling import Sampler
 from kernels.ops import (
     AttentionPlan,
     AttentionShape,
@@ -31,6 +33,7 @@ from kernels.ops import (
     StoredMatrix,
     require,
 )
+from kernels.sampling import Drawn, Greedy, SampledSequence
 
 
 class CpuOps(Ops):
@@ -47,6 +50,8 @@ class CpuOps(Ops):
         self._packer = Packer(library)
         self._attention = NativeAttention(library, team)
         self._decoder = NativeDecoder(library, team, self._attention)
+        self._head = NativeHead(library, team)
+        self._sampler = Sampler(library, team)
         self._functions = _Functions.of(library)
 
     def instruction_set(self) -> str:
@@ -60,7 +65,9 @@ class CpuOps(Ops):
         return PlainDecoder(tuple(layers), eps) if packed is None else packed
 
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
-        return self._attention.workspace_bytes(shape, max_rows, max_sequences)
+        # The rows themselves go through memory that the model counts as activations. What long contexts add, states of
+        # pieces of keys, is less than half of what one layer's pages hold of them.
+        return self._attention.scratch_bytes(shape) + 64 * shape.kv_heads * (max_rows + max_sequences)
 
     def linear(self, x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
         return self._linear(x, weight, bias, None)
@@ -117,6 +124,12 @@ class CpuOps(Ops):
         if not isinstance(decoder, PanelDecoder):
             return super().decoder(x, decoder, k_pages, v_pages, step)
         return self._decoder.run(x, decoder, k_pages, v_pages, step, _plan(step.plan))
+
+    def head_greedy(self, x: Tensor, norm: Tensor, eps: float, head: PackedMatrix) -> Greedy:
+        return self._head.greedy(x, norm, eps, _panels(head))
+
+    def sample(self, logits: Tensor, sequences: Sequence[SampledSequence]) -> list[Drawn]:
+        return self._sampler.sample(logits, sequences)
 
     def _linear(self, x: Tensor, weight: PackedMatrix, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         matrix = _panels(weight)
