@@ -9,6 +9,7 @@ Of a slot with `computed` positions in the cache:
     drawn                   the token at position `computed`, if the last slice sampled; not yet an input
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +25,7 @@ class StepError(ValueError):
 class Slot:
     sampling: SamplingParams
     prompt_len: int
-    tokens: list[int] = field(default_factory=list)
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
     block_table: list[int] = field(default_factory=list)
     drawn: int | None = None
     error: RowError | None = None  # of the last draw: a step sent before that was known fails in this row again
@@ -82,7 +83,7 @@ class Slots:
                 self._slots[part.slot] = _started(part.new)
             slot = self[part.slot]
             token_ids: Sequence[int] = part.token_ids or (slot.drawn or 0,)
-            slot.tokens += token_ids
+            slot.tokens.extend(token_ids)
             slot.block_table += part.new_block_ids
             slot.drawn = None
             if part.token_ids:
@@ -157,7 +158,7 @@ class Slots:
 
 
 def _started(new: NewSequence) -> Slot:
-    return Slot(new.sampling, new.prompt_len, tokens=list(new.cached_token_ids))
+    return Slot(new.sampling, new.prompt_len, tokens=array("i", new.cached_token_ids))
 
 
 def sampling_problem(sampling: SamplingParams) -> str | None:

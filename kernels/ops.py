@@ -19,6 +19,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels import sampling
+from kernels.sampling import Drawn, Greedy, SampledSequence
+
 
 class Groups(Protocol):
     """Integer rows with a scale, and in affine formats a minimum, per group: w = scale * q + minimum."""
@@ -287,3 +290,11 @@ class Ops(Protocol):
     def head_logits(self, x: Tensor, norm: Tensor, eps: float, head: PackedMatrix) -> Tensor:
         """Logits [rows, V] of the few rows that sample; x [rows, N]."""
         return self.norm_linear(x, norm, eps, head)
+
+    def head_greedy(self, x: Tensor, norm: Tensor, eps: float, head: PackedMatrix) -> Greedy:
+        """The likeliest token of each row; x [rows, N], rows >= 1. Equal to what `head_logits` would give."""
+        return sampling.greedy(self.head_logits(x, norm, eps, head))
+
+    def sample(self, logits: Tensor, sequences: Sequence[SampledSequence]) -> list[Drawn]:
+        """Draws a token from each row of logits [rows, V]. The same bits from every back end (`kernels.sampling`)."""
+        return sampling.sample(logits, sequences)

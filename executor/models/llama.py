@@ -17,6 +17,7 @@ from executor.models.model import ModelError
 from executor.models.rope import Rope, RopeTables, Yarn, rope_tables
 from executor.quant.native import NativeScheme, Part, unpermuted
 from kernels.ops import AttentionShape, DecoderLayer, DecoderStep, Ops, PackedMatrix
+from kernels.sampling import Greedy
 
 PREFIX = "llama"
 # Each would change the results, and is not implemented.
@@ -66,7 +67,6 @@ class LlamaConfig:
         scheme.finish()
         tables = rope_tables(self.rope, max_model_len, divisors)
         return Llama(self, ops, embedding, layers, norm, head, tables)
-
 
 
 def read_config(metadata: Mapping[str, MetadataValue]) -> LlamaConfig:
@@ -145,6 +145,9 @@ class Llama:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._ops.head_logits(hidden, self._norm, self.config.eps, self._head)
+
+    def greedy(self, hidden: Tensor) -> Greedy:
+        return self._ops.head_greedy(hidden, self._norm, self.config.eps, self._head)
 
 
 def _load_layer(config: LlamaConfig, scheme: NativeScheme, index: int) -> DecoderLayer:

@@ -1,7 +1,7 @@
 """The built library and its team of threads, for ctypes.
 
-Owns: loading, the team's life, and how tensors become pointers. Must not know: what a function computes; each module
-of this folder binds those that it calls.
+Owns: loading, the team's life, and the memory that functions work in. Must not know: what a function computes; each
+module of this folder binds those that it calls.
 """
 
 import ctypes
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from kernels.cpu.build import InstructionSet, built_library, cache_directory, choose, cpu_flags, source_digest
 
@@ -61,3 +63,18 @@ class Team:
 
     def close(self) -> None:
         self._end()
+
+
+class Workspace:
+    """Memory that calls use one after the other. It grows to the largest of them and is kept."""
+
+    ALIGNMENT: Final = 64
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def room(self, size: int) -> int:
+        """The address of `size` bytes, aligned. What an earlier call was given is no longer its own."""
+        if self._buffer.shape[0] < size + self.ALIGNMENT:
+            self._buffer = torch.empty(size + self.ALIGNMENT, dtype=torch.uint8)
+        return -(-self._buffer.data_ptr() // self.ALIGNMENT) * self.ALIGNMENT

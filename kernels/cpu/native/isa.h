@@ -5,7 +5,11 @@
 #include <cstdint>
 
 #if defined(TERCET_AVX512) || defined(TERCET_AVX2)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"  // g++ 12 takes the header's own undefined registers for a mistake
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #define TERCET_EXPORT extern "C" __attribute__((visibility("default")))

@@ -1,6 +1,7 @@
-// Ops that treat each row alone: norm and gate.
+// Ops that treat each row alone.
 #include "gate.h"
 #include "norm.h"
+#include "rope.h"
 #include "team.h"
 
 using tercet::Team;
@@ -34,5 +35,15 @@ TERCET_EXPORT void tercet_silu_mul(Team* team, const float* gate_up, int rows, i
     each_row(team, rows, [&](int row) {
         const float* gate = gate_up + int64_t{2} * row * inner;
         tercet::silu_mul(gate, gate + inner, inner, out + int64_t{row} * inner);
+    });
+}
+
+// x and out [rows, heads, head_dim], cos and sin [rows, head_dim / 2].
+TERCET_EXPORT void tercet_rope(Team* team, const float* x, const float* cos, const float* sin, int rows, int heads,
+                               int head_dim, float* out) {
+    each_row(team, rows, [&](int row) {
+        const int64_t angle = int64_t{row} * (head_dim / 2);
+        for (int64_t at = int64_t{row} * heads, end = at + heads; at < end; at++)
+            tercet::rotate(x + at * head_dim, cos + angle, sin + angle, head_dim, out + at * head_dim);
     });
 }
