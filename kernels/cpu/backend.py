@@ -65,7 +65,9 @@ class CpuOps(Ops):
         return PlainDecoder(tuple(layers), eps) if packed is None else packed
 
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
-        return self._attention.workspace_bytes(shape, max_rows, max_sequences)
+        # The rows themselves go through memory that the model counts as activations. What long contexts add, states of
+        # pieces of keys, is less than half of what one layer's pages hold of them.
+        return self._attention.scratch_bytes(shape) + 64 * shape.kv_heads * (max_rows + max_sequences)
 
     def linear(self, x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
         return self._linear(x, weight, bias, None)

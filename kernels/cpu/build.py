@@ -24,8 +24,8 @@ from typing import Final
 NATIVE: Final = Path(__file__).parent / "native"
 READY_MADE: Final = Path(__file__).parent / "built"  # of an installation that brings its libraries along
 COMPILERS: Final = ("g++", "clang++", "c++")
-# -ffp-contract=off: no multiplication is fused into an addition that the source does not fuse. The order of every sum is
-# the source's, since nothing here allows to reassociate.
+# -ffp-contract=off: no multiplication is fused into an addition that the source does not fuse. Nothing allows to
+# reassociate, so the order of every sum is the source's.
 FLAGS: Final = (
     "-std=c++20",
     "-O3",

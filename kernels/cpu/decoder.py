@@ -141,7 +141,8 @@ def _matrices(layer: DecoderLayer) -> tuple[object, ...]:
 def _contiguous(layer: DecoderLayer) -> DecoderLayer:
     vectors = (layer.attention_norm, layer.qkv_bias, layer.output_bias, layer.mlp_norm)
     norm, qkv_bias, output_bias, mlp_norm = (None if v is None else v.contiguous() for v in vectors)
-    assert norm is not None and mlp_norm is not None
+    assert norm is not None
+    assert mlp_norm is not None
     return DecoderLayer(norm, layer.qkv, qkv_bias, layer.output, output_bias, mlp_norm, layer.gate_up, layer.down)
 
 

@@ -1,7 +1,7 @@
 """The built library and its team of threads, for ctypes.
 
-Owns: loading, the team's life, and the memory that functions work in. Must not know: what a function computes; each module
-of this folder binds those that it calls.
+Owns: loading, the team's life, and the memory that functions work in. Must not know: what a function computes; each
+module of this folder binds those that it calls.
 """
 
 import ctypes

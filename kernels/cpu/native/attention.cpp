@@ -22,7 +22,7 @@ TERCET_EXPORT void tercet_attend(Team* team, const AttentionStep* step, const At
     const int64_t bytes = AttentionScratch::bytes(step->shape);
     team->each(static_cast<int>(count), [&](int chunk, int thread) {
         AttentionScratch mine(step->shape, scratch + thread * bytes);
-        attend(*step, items[chunk], mine);
+        attend(*step, items, count, chunk, mine);
     });
 }
 

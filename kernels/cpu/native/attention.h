@@ -90,15 +90,19 @@ struct KeyChunk {
     int units;
 };
 
-// scores[r][u * UNIT + lane] of rows r < R and units u < W. queries [R][dim], scores [R][CHUNK].
-template <int R, int W>
-inline void score(const bf16* queries, int dim, const bf16* const* keys, float* scores) {
+// scores[r][u * UNIT + lane] of rows r < R and units u < W. queries [R][dim], scores [R][CHUNK]. With AHEAD, what lies
+// at the same place of the units `ahead` is fetched.
+template <int R, int W, bool AHEAD>
+inline void score(const bf16* queries, int dim, const bf16* const* keys, const bf16* const* ahead, float* scores) {
     Lanes sums[R][W];
     for (int r = 0; r < R; r++)
         for (int u = 0; u < W; u++) sums[r][u] = all(0.0f);
     for (int d = 0; d < dim; d += 2) {
         Pairs key[W];
-        for (int u = 0; u < W; u++) key[u] = load_pairs(keys[u] + d * UNIT);
+        for (int u = 0; u < W; u++) {
+            key[u] = load_pairs(keys[u] + d * UNIT);
+            if constexpr (AHEAD) prefetch(ahead[u] + d * UNIT);
+        }
         for (int r = 0; r < R; r++) {
             const Pairs query = all_pairs(queries + r * dim + d);
             for (int u = 0; u < W; u++) sums[r][u] = add_products(sums[r][u], key[u], query);
@@ -110,9 +114,9 @@ inline void score(const bf16* queries, int dim, const bf16* const* keys, float* 
 
 // sums = sums * decay + weights @ values for rows r < R and dimensions [0, 16 W). weights [R][CHUNK], values from
 // dimension 0 on, sums [R][dim].
-template <int R, int W>
-inline void weigh(const bf16* weights, const bf16* const* values, int first, int units, int dim, const float* decay,
-                  float* sums) {
+template <int R, int W, bool AHEAD>
+inline void weigh(const bf16* weights, const bf16* const* values, const bf16* const* ahead, int first, int units,
+                  int dim, const float* decay, float* sums) {
     Lanes sum[R][W];
     for (int r = 0; r < R; r++)
         for (int w = 0; w < W; w++) sum[r][w] = load(sums + r * dim + w * UNIT) * all(decay[r]);
@@ -120,7 +124,11 @@ inline void weigh(const bf16* weights, const bf16* const* values, int first, int
         const bf16* unit = values[u] + first * 2;
         for (int pair = 0; pair < UNIT / 2; pair++) {
             Pairs value[W];
-            for (int w = 0; w < W; w++) value[w] = load_pairs(unit + (pair * dim + w * UNIT) * 2);
+            for (int w = 0; w < W; w++) {
+                const int at = (pair * dim + w * UNIT) * 2;
+                value[w] = load_pairs(unit + at);
+                if constexpr (AHEAD) prefetch(ahead[u] + first * 2 + at);
+            }
             for (int r = 0; r < R; r++) {
                 const Pairs weight = all_pairs(weights + r * CHUNK + u * UNIT + pair * 2);
                 for (int w = 0; w < W; w++) sum[r][w] = add_products(sum[r][w], value[w], weight);
@@ -158,9 +166,9 @@ inline float soften(const float* scores, int seen, float unit, float* maximum, f
     return decay[0];
 }
 
-// R rows of a tile, one chunk. seen(r): how many of the chunk's keys row r sees.
-template <int R, class Seen>
-inline void attend_chunk(const bf16* queries, const KeyChunk& chunk, int dim, float unit, Seen seen, RowStates states) {
+// R rows of a tile, one chunk. seen(r): how many of the chunk's keys row r sees. ahead: as many units, with AHEAD.
+template <int R, bool AHEAD, class Seen>
+inline void attend_chunk(const bf16* queries, const KeyChunk& chunk, const KeyChunk& ahead, int dim, float unit, Seen seen, RowStates states) {
     int units = 0;
     for (int r = 0; r < R; r++) units = std::max(units, (seen(r) + UNIT - 1) / UNIT);
     if (units == 0) return;
@@ -169,28 +177,28 @@ inline void attend_chunk(const bf16* queries, const KeyChunk& chunk, int dim, fl
     float decay[R];
     int u = 0;
     for (; u + MICRO_WIDTH <= units; u += MICRO_WIDTH)
-        score<R, MICRO_WIDTH>(queries, dim, chunk.keys + u, scores + u * UNIT);
-    for (; u < units; u++) score<R, 1>(queries, dim, chunk.keys + u, scores + u * UNIT);
+        score<R, MICRO_WIDTH, AHEAD>(queries, dim, chunk.keys + u, ahead.keys + u, scores + u * UNIT);
+    for (; u < units; u++) score<R, 1, AHEAD>(queries, dim, chunk.keys + u, ahead.keys + u, scores + u * UNIT);
     for (int r = 0; r < R; r++)
         decay[r] = soften(scores + r * CHUNK, seen(r), unit, states.maximum + r, states.weight + r * UNIT,
                           weights + r * CHUNK);
     int d = 0;
     for (; d + MICRO_WIDTH * UNIT <= dim; d += MICRO_WIDTH * UNIT)
-        weigh<R, MICRO_WIDTH>(weights, chunk.values, d, units, dim, decay, states.sum + d);
-    for (; d < dim; d += UNIT) weigh<R, 1>(weights, chunk.values, d, units, dim, decay, states.sum + d);
+        weigh<R, MICRO_WIDTH, AHEAD>(weights, chunk.values, ahead.values, d, units, dim, decay, states.sum + d);
+    for (; d < dim; d += UNIT) weigh<R, 1, AHEAD>(weights, chunk.values, ahead.values, d, units, dim, decay, states.sum + d);
 }
 
-template <class Seen>
-inline void attend_chunk(int rows, const bf16* queries, const KeyChunk& chunk, int dim, float unit, Seen seen,
+template <bool AHEAD, class Seen>
+inline void attend_chunk(int rows, const bf16* queries, const KeyChunk& chunk, const KeyChunk& ahead, int dim, float unit, Seen seen,
                          RowStates states) {
     switch (rows) {
-        case 1: return attend_chunk<1>(queries, chunk, dim, unit, seen, states);
-        case 2: return attend_chunk<2>(queries, chunk, dim, unit, seen, states);
-        case 3: return attend_chunk<3>(queries, chunk, dim, unit, seen, states);
+        case 1: return attend_chunk<1, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
+        case 2: return attend_chunk<2, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
+        case 3: return attend_chunk<3, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
 #if defined(TERCET_AVX512)
-        case 4: return attend_chunk<4>(queries, chunk, dim, unit, seen, states);
-        case 5: return attend_chunk<5>(queries, chunk, dim, unit, seen, states);
-        case 6: return attend_chunk<6>(queries, chunk, dim, unit, seen, states);
+        case 4: return attend_chunk<4, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
+        case 5: return attend_chunk<5, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
+        case 6: return attend_chunk<6, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
 #endif
     }
 }
@@ -211,8 +219,9 @@ inline void merge(RowStates later, int rows, int padded_dim, RowStates total) {
 
 class AttentionTile {
 public:
-    AttentionTile(const AttentionStep& step, const AttentionItem& item, AttentionScratch& scratch)
-        : step_(step), item_(item), scratch_(scratch), pages_(step.shape.pages), dim_(step.shape.padded_dim()),
+    AttentionTile(const AttentionStep& step, const AttentionItem& item, const AttentionItem* next,
+                  AttentionScratch& scratch)
+        : step_(step), item_(item), next_(next), scratch_(scratch), pages_(step.shape.pages), dim_(step.shape.padded_dim()),
           rows_(item.rows * step.shape.ratio()), length_(step.rows.seq_lens[item.sequence]),
           table_(step.rows.block_tables + item.sequence * step.rows.table_width),
           as_they_lie_(pages_.block_size % UNIT == 0 && pages_.head_dim % UNIT == 0) {}
@@ -257,41 +266,85 @@ private:
 
     void attend_piece(int piece, RowStates states) {
         clear(states, rows_, dim_);
-        const int end = std::min((piece + 1) * PIECE, item_.first_position + item_.rows);
+        const int end = std::min((piece + 1) * PIECE, seen_end(item_));
         for (int start = piece * PIECE; start < end; start += CHUNK) {
-            const KeyChunk chunk = as_they_lie_ ? chunk_in_pages(start, end) : packed_chunk(start, end);
-            attend_rows(start, chunk, states);
+            if (!as_they_lie_) {
+                const KeyChunk chunk = packed_chunk(start, end);
+                attend_rows<false>(0, start, chunk, chunk, states);
+                continue;
+            }
+            const KeyChunk chunk = chunk_in_pages(start, end);
+            attend_rows<true>(0, start, chunk, chunk_ahead(start + CHUNK, chunk), states);
+            attend_rows<false>(MICRO_ROWS, start, chunk, chunk, states);
         }
     }
 
-    void attend_rows(int start, const KeyChunk& chunk, RowStates states) {
+    // The tile's rows from `first` on; with AHEAD only one register tile of them, which is enough to fetch a chunk.
+    template <bool AHEAD>
+    void attend_rows(int first, int start, const KeyChunk& chunk, const KeyChunk& ahead, RowStates states) {
         const int ratio = step_.shape.ratio();
         const float unit = step_.scale * 1.44269504088896341f;  // weights are powers of 2
-        for (int first = 0; first < rows_; first += MICRO_ROWS) {
+        const int end = AHEAD ? std::min(first + MICRO_ROWS, rows_) : rows_;
+        for (; first < end; first += MICRO_ROWS) {
             const auto seen = [&](int r) {
                 return std::clamp(item_.first_position + (first + r) / ratio + 1 - start, 0, CHUNK);
             };
             const RowStates part = {states.sum + first * dim_, states.weight + first * UNIT, states.maximum + first};
-            attend_chunk(std::min(MICRO_ROWS, rows_ - first), scratch_.queries + first * dim_, chunk, dim_, unit, seen,
-                         part);
+            attend_chunk<AHEAD>(std::min(MICRO_ROWS, end - first), scratch_.queries + first * dim_, chunk, ahead, dim_,
+                                unit, seen, part);
         }
     }
 
     int64_t block(int place) const { return table_[place / pages_.block_size]; }
 
-    // The unit that the sequence's end lies in is copied, with zeros for the values behind it.
-    KeyChunk chunk_in_pages(int start, int end) {
+    // The first key that no row of the item sees.
+    static int seen_end(const AttentionItem& item) {
+        return std::min(item.end_piece * PIECE, item.first_position + item.rows);
+    }
+
+    KeyChunk units_in_pages(const AttentionItem& item, int start, int end) const {
+        const int32_t* table = step_.rows.block_tables + item.sequence * step_.rows.table_width;
         KeyChunk chunk;
         chunk.units = (std::min(CHUNK, end - start) + UNIT - 1) / UNIT;
         for (int u = 0; u < chunk.units; u++) {
             const int place = start + u * UNIT;
-            const int64_t at = block(place) * pages_.page() +
-                               (int64_t{item_.kv_head} * pages_.block_size + place % pages_.block_size) * dim_;
+            const int64_t in_block = int64_t{item.kv_head} * pages_.block_size + place % pages_.block_size;
+            const int64_t at = table[place / pages_.block_size] * pages_.page() + in_block * dim_;
             chunk.keys[u] = step_.key_pages + at;
             chunk.values[u] = step_.value_pages + at;
-            if (place + UNIT > length_) chunk.values[u] = with_zeros_behind(chunk.values[u], length_ - place);
         }
         return chunk;
+    }
+
+    // The unit that the sequence's end lies in is copied, with zeros for the values behind it.
+    KeyChunk chunk_in_pages(int start, int end) {
+        KeyChunk chunk = units_in_pages(item_, start, end);
+        const int last = chunk.units - 1, left = length_ - (start + last * UNIT);
+        if (left < UNIT) chunk.values[last] = with_zeros_behind(chunk.values[last], left);
+        return chunk;
+    }
+
+    // What this thread probably reads next: more of this item from `start` on, or the beginning of the item after it.
+    // Fetched while `chunk` is worked on, unit by unit; units that have no counterpart there are fetched at once.
+    KeyChunk chunk_ahead(int start, const KeyChunk& chunk) const {
+        const AttentionItem* item = &item_;
+        if (start >= seen_end(item_)) {
+            if (!next_) return chunk;
+            item = next_;
+            start = item->first_piece * PIECE;
+        }
+        KeyChunk ahead = units_in_pages(*item, start, seen_end(*item));
+        for (int u = ahead.units; u < chunk.units; u++) {
+            ahead.keys[u] = chunk.keys[u];
+            ahead.values[u] = chunk.values[u];
+        }
+        for (int u = chunk.units; u < ahead.units; u++) {
+            for (int i = 0; i < UNIT * dim_; i += 2 * UNIT) {
+                prefetch(ahead.keys[u] + i);
+                prefetch(ahead.values[u] + i);
+            }
+        }
+        return ahead;
     }
 
     const bf16* with_zeros_behind(const bf16* values, int tokens) {
@@ -343,6 +396,7 @@ private:
 
     const AttentionStep& step_;
     const AttentionItem& item_;
+    const AttentionItem* next_;
     AttentionScratch& scratch_;
     const PageShape pages_;
     const int dim_;
@@ -352,9 +406,12 @@ private:
     const bool as_they_lie_;
 };
 
-// Any thread may do any item; no two items write to the same place but the merges of cut tiles.
-inline void attend(const AttentionStep& step, const AttentionItem& item, AttentionScratch& scratch) {
-    AttentionTile(step, item, scratch).attend();
+// Any thread may do any of the plan's items, in any order; a thread that does them in order finds the next one's first
+// keys in its cache. No two items write to the same place but the merges of cut tiles.
+inline void attend(const AttentionStep& step, const AttentionItem* items, int64_t count, int64_t index,
+                   AttentionScratch& scratch) {
+    const AttentionItem* next = index + 1 < count ? items + index + 1 : nullptr;
+    AttentionTile(step, items[index], next, scratch).attend();
 }
 
 }  // namespace tercet

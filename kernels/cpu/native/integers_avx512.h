@@ -5,6 +5,10 @@
 
 namespace tercet {
 
+// Bytes that are asked for before they are needed, into the second cache: farther than the CPU's own prefetching looks
+// when a core reads slower than memory delivers. Measured: with 8 KB one thread reads 30 GB/s, with none 13.
+constexpr int AHEAD = 8192;
+
 template <int WIDTH>
 constexpr int CHAINS = WIDTH == 1 ? 2 : 1;  // of integer sums of one group: more where few rows keep the CPU busy
 
@@ -77,9 +81,10 @@ inline __m512 add_group(const __m512i (&steps)[8], const QuantizedTile& x, int64
 template <IntegerLayout L, int WIDTH>
 void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
     constexpr int SCALES = GROUP / L.per, STRIDE = PANEL * L.scale_bytes();
+    constexpr int BYTES = L.group_bytes() + (SCALES + (L.affine ? 1 : 0)) * STRIDE;  // that a group adds to a panel
     const uint8_t* minimums = panel + L.minimums_at(groups);
     const uint8_t* integers = panel + L.integers_at(groups);
-    const int64_t ahead = WIDTH <= 4 ? L.panel_bytes(groups) : 0;  // the same place of the next panel
+    const uint8_t* ahead = panel + AHEAD;
     __m512 total[WIDTH];
 #pragma GCC unroll 16
     for (int t = 0; t < WIDTH; t++) total[t] = _mm512_setzero_ps();
@@ -89,8 +94,8 @@ void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sum
         for (int t = 0; t < WIDTH; t++) part[t] = _mm512_setzero_ps();
         for (const int end = g + SPAN / GROUP < groups ? g + SPAN / GROUP : groups; g < end; g++) {
             const uint8_t* at = integers + int64_t{g} * L.group_bytes();
-            if (ahead)
-                for (int line = 0; line < L.group_bytes(); line += 64) _mm_prefetch(at + ahead + line, _MM_HINT_T0);
+            for (int line = 0; line < BYTES; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T1);
+            ahead += BYTES;
             __m512i steps[8];
             load_steps<L>(at, steps);
             __m512 scale[2], minimum = _mm512_setzero_ps();

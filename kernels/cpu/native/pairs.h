@@ -39,7 +39,6 @@ inline Lanes scaled(Lanes a, Lanes shifted, Lanes x) {
     const __mmask16 kept = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     return {_mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, _mm512_castps_si512(a.v), n))};
 }
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 #elif defined(TERCET_AVX2)
 
@@ -103,7 +102,6 @@ inline __m256 scaled(__m256 a, __m256 shifted, __m256 x) {
 inline Lanes scaled(Lanes a, Lanes shifted, Lanes x) {
     return {scaled(a.low, shifted.low, x.low), scaled(a.high, shifted.high, x.high)};
 }
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 #else
 
@@ -141,9 +139,11 @@ inline Lanes scaled(Lanes a, Lanes shifted, Lanes x) {
         return x.v[i] < -126.0f ? 0.0f : std::bit_cast<float>(bits);
     });
 }
-inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #endif
+
+// To the second cache: the first is too small for what is worked on and what comes.
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // 2^x for x <= 0, within 2e-7 of it, 1 for 0, 0 below -126; a NaN stays one. The same bits in every instruction set.
 // Adding 1.5 * 2^23 rounds x to a whole n and leaves n in the low bits; the polynomial is the one of degree 5 with the
