@@ -18,6 +18,7 @@ from typing import Final
 
 import tercet
 from services.catalogue import DEFAULT_MODEL
+from services.config import BACKENDS
 from services.stack import Stack, StackOptions
 
 READY_S: Final = 300.0
@@ -107,7 +108,7 @@ async def measure(
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="the prefix cache against none", allow_abbrev=False)
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--backend", choices=("cpu", "reference"), default="cpu")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the executor; default all cores")
     parser.add_argument("--prompts", type=int, default=21)
     parser.add_argument("--length", type=int, default=500, help="tokens of a prompt; default 500")

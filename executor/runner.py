@@ -14,9 +14,10 @@ from torch import Tensor
 from executor.batch import build_batch
 from executor.cache import KvPool, MemoryPlan
 from executor.models.model import Model
-from executor.sampling import Draw, SampledSequence, sample
+from executor.sampling import Draw, sample
 from executor.slots import Slots, StepError
 from executor.step import Capacity, NewSequence, SamplingParams, Slice, SliceResult, Step, StepResult, StepTimings
+from kernels.ops import Ops
 
 __all__ = ["Runner", "StepError"]
 
@@ -25,8 +26,17 @@ class Runner:
     """Made by `executor.loading.load.load_runner`."""
 
     def __init__(
-        self, *, model: Model, pool: KvPool, capacity: Capacity, memory: MemoryPlan, model_hash: str, numerics: str
+        self,
+        *,
+        model: Model,
+        ops: Ops,
+        pool: KvPool,
+        capacity: Capacity,
+        memory: MemoryPlan,
+        model_hash: str,
+        numerics: str,
     ) -> None:
+        self.backend = ops.name
         self.capacity = capacity
         self.memory = memory
         self.model_hash = model_hash  # SHA-256 of the file, hexadecimal
@@ -34,6 +44,7 @@ class Runner:
         self.weight_bytes = model.weight_bytes
         self.pool = pool
         self._model = model
+        self._ops = ops
         self._slots = Slots(capacity)
 
     def run(self, step: Step) -> StepResult:
@@ -48,9 +59,8 @@ class Runner:
             batch = build_batch(sequences, self.capacity.block_size)
             prepared = time.perf_counter_ns()
             hidden = self._model.forward(batch, self.pool)
-            logits = self._logits(hidden[batch.sample_rows])
             computed = time.perf_counter_ns()
-            results = self._sample(step, logits)
+            results = self._sample(step, hidden[batch.sample_rows])
             ended = time.perf_counter_ns()
         timings = StepTimings(prepare_ns=prepared - started, forward_ns=computed - prepared, sample_ns=ended - computed)
         return StepResult(step.step_id, results, timings)
@@ -105,16 +115,13 @@ class Runner:
         self.reset()
         return scores
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Only of the rows that sample; none costs nothing."""
-        return self._model.logits(hidden) if hidden.shape[0] else torch.empty(0, self.capacity.vocab_size)
-
-    def _sample(self, step: Step, logits: Tensor) -> tuple[SliceResult, ...]:
+    def _sample(self, step: Step, hidden: Tensor) -> tuple[SliceResult, ...]:
+        """hidden: of the slices that sample, in their order."""
         sampling = [part.slot for part in step.slices if part.samples]
         slots = [self._slots[index] for index in sampling]
-        sequences = [SampledSequence(slot.sampling, slot.tokens, slot.prompt_len) for slot in slots]
+        drawn_rows = sample(self._model, self._ops, hidden, [slot.sequence for slot in slots])
         results = []
-        for index, slot, drawn in zip(sampling, slots, sample(logits, sequences), strict=True):
+        for index, slot, drawn in zip(sampling, slots, drawn_rows, strict=True):
             draw = Draw(error=slot.error) if slot.error is not None else drawn
             slot.drawn, slot.error = draw.token_id, draw.error
             results.append(_result(index, draw))

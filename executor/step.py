@@ -105,7 +105,7 @@ class StepTimings:
     wait_ns: int = 0  # between arrival and start
     prepare_ns: int = 0  # slices to device tensors
     forward_ns: int = 0
-    sample_ns: int = 0
+    sample_ns: int = 0  # the head, and the draws
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,85 @@
 """The back ends by name, each loaded when it is asked for."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from kernels.ops import Ops
 
+log = logging.getLogger(__name__)
 
-def _reference() -> Ops:
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """threads: that compute, None takes one for each core. pin: threads to cores, where a back end has its own.
+
+    cache: where native kernels are kept once built, None takes the user's. instruction_set: None takes the CPU's best.
+    compiler: name or path, None takes the first found.
+    """
+
+    threads: int | None = None
+    pin: bool = False
+    cache: Path | None = None
+    instruction_set: str | None = None
+    compiler: str | None = None
+
+
+def _reference(settings: BackendSettings) -> Ops:
     from kernels.reference import ReferenceOps
 
+    _use_torch_threads(settings)
     return ReferenceOps()
 
 
-def _cpu() -> Ops:
-    from kernels.vectorised.backend import CpuOps
+def _cpu_torch(settings: BackendSettings) -> Ops:
+    from kernels.vectorised.backend import VectorisedOps
 
-    return CpuOps()
-
-
-BACKENDS: dict[str, Callable[[], Ops]] = {"reference": _reference, "cpu": _cpu}
+    _use_torch_threads(settings)
+    return VectorisedOps()
 
 
-def load(name: str) -> Ops:
-    """Raises ValueError for an unknown name, listing those there are."""
+def _cpu(settings: BackendSettings) -> Ops:
+    from kernels.cpu.backend import CpuOps
+    from kernels.cpu.build import NoCompilerError
+    from kernels.cpu.cores import available_cores
+    from kernels.cpu.library import Team, load_library
+
+    try:
+        library = load_library(settings.instruction_set, settings.cache, settings.compiler)
+    except NoCompilerError as error:
+        log.warning("the native kernels cannot be built (%s): cpu-torch serves in place of cpu, and is slower", error)
+        return _cpu_torch(settings)
+    cores = available_cores()
+    team = Team(library, settings.threads or len(cores), cores if settings.pin else ())
+    # Torch's own threads would fight with the team for the cores; what is left to torch is small.
+    torch.set_num_threads(1)
+    return CpuOps(library, team)
+
+
+def _use_torch_threads(settings: BackendSettings) -> None:
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+
+
+BACKENDS: dict[str, Callable[[BackendSettings], Ops]] = {
+    "reference": _reference,
+    "cpu": _cpu,
+    "cpu-torch": _cpu_torch,
+}
+
+
+def load(name: str, settings: BackendSettings | None = None) -> Ops:
+    """Sets torch's number of threads, which is the process's.
+
+    Raises ValueError for an unknown name, listing those there are, and for settings that cannot be; BuildError where
+    native kernels should be built and the build fails; OSError.
+    """
     if name not in BACKENDS:
         raise ValueError(f"unknown back end {name!r}; there are {', '.join(BACKENDS)}")
-    return BACKENDS[name]()
+    chosen = settings if settings is not None else BackendSettings()
+    if chosen.threads is not None and chosen.threads < 1:
+        raise ValueError(f"threads must be at least 1, got {chosen.threads}")
+    return BACKENDS[name](chosen)

@@ -1,9 +1,11 @@
 """The checks that all back ends share. Each raises ValueError naming what does not fit."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from kernels.ops import AttentionShape, PackedMatrix, PagedRows, require
+from kernels.ops import AttentionShape, DecoderStep, PackedDecoder, PackedMatrix, PagedRows, require
 
 
 def check_linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None) -> None:
@@ -53,3 +55,32 @@ def check_queries(q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: PagedRows, 
     pages = (shape.block_size, shape.kv_heads, shape.head_dim)
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
         require(tensor.shape[1:] == pages, f"{name} must be [B, {pages[0]}, {pages[1]}, {pages[2]}]")
+
+
+def check_decoder_step(
+    x: Tensor, decoder: PackedDecoder, k_pages: Sequence[Tensor], v_pages: Sequence[Tensor], step: DecoderStep
+) -> None:
+    layers, first, shape = len(decoder.layers), decoder.layers[0], step.shape
+    cols, half = first.qkv.cols, shape.head_dim // 2
+    rows = int(step.plan.rows.query_start[-1])
+    require(
+        x.shape == (rows, cols) and x.dtype == torch.float32, f"x must be float32 [{rows}, {cols}], got {list(x.shape)}"
+    )
+    require(
+        first.qkv.rows == (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        and first.output.cols == shape.heads * shape.head_dim,
+        f"the layers are not those of {shape}",
+    )
+    require(len(k_pages) == len(v_pages) == layers, f"{layers} layers have {len(k_pages)} and {len(v_pages)} pages")
+    for name, tensor in (("cos", step.cos), ("sin", step.sin)):
+        require(
+            tensor.shape == (rows, half) and tensor.dtype == torch.float32 and tensor.is_contiguous(),
+            f"{name} must be float32 [{rows}, {half}], contiguous",
+        )
+    require(
+        step.slot_mapping.shape == (rows,) and step.slot_mapping.dtype == torch.int64,
+        f"slot_mapping must be int64 [{rows}]",
+    )
+    pages = (shape.block_size, shape.kv_heads, shape.head_dim)
+    for tensor in (k_pages[0], v_pages[0]):
+        require(tensor.shape[1:] == pages and tensor.is_contiguous(), f"pages must be [B, *{pages}], contiguous")

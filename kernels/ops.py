@@ -19,6 +19,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels import sampling
+from kernels.sampling import Drawn, Greedy, SampledSequence
+
 
 class Groups(Protocol):
     """Integer rows with a scale, and in affine formats a minimum, per group: w = scale * q + minimum."""
@@ -100,6 +103,49 @@ class AttentionPlan(Protocol):
     def rows(self) -> PagedRows: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLayer:
+    """Weights of a layer of N features: attention, then a gated MLP, each normed first and added to what went in."""
+
+    attention_norm: Tensor  # float32 [N]
+    qkv: PackedMatrix  # [(H + 2 G) D, N]: the rows of the queries, the keys, the values
+    qkv_bias: Tensor | None  # float32 [(H + 2 G) D]
+    output: PackedMatrix  # [N, H D]
+    output_bias: Tensor | None  # float32 [N]
+    mlp_norm: Tensor  # float32 [N]
+    gate_up: PackedMatrix  # [2 I, N]: the rows of the gate, then the up's
+    down: PackedMatrix  # [N, I]
+
+
+class PackedDecoder(Protocol):
+    """Layers in the form that one back end runs them in."""
+
+    @property
+    def layers(self) -> Sequence[DecoderLayer]: ...
+    @property
+    def eps(self) -> float: ...  # of all norms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainDecoder:
+    """The form of a back end that has no better one."""
+
+    layers: tuple[DecoderLayer, ...]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderStep:
+    """What all layers of a step share."""
+
+    cos: Tensor  # float32 [T, D/2]
+    sin: Tensor  # float32 [T, D/2]
+    slot_mapping: Tensor  # int64 [T]
+    plan: AttentionPlan
+    shape: AttentionShape
+    scale: float  # of attention's scores
+
+
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
@@ -131,6 +177,10 @@ class Ops(Protocol):
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
         """Upper bound of what the ops allocate beyond their results in a step of so many rows and sequences, bytes."""
         ...
+
+    def pack_decoder(self, layers: Sequence[DecoderLayer], eps: float) -> PackedDecoder:
+        """For `decoder`. The layers' tensors are kept."""
+        return PlainDecoder(tuple(layers), eps)
 
     # -- primitives ---------------------------------------------------------------------------------------------------
 
@@ -213,6 +263,38 @@ class Ops(Protocol):
         """x + down(silu(gate) * up), gate and up of the normed x; gate_up holds the gate's rows, then the up's."""
         return self.linear_residual(self.silu_mul(self.norm_linear(x, norm, eps, gate_up)), down, x)
 
+    def decoder_layer(
+        self, x: Tensor, layer: DecoderLayer, eps: float, k_pages: Tensor, v_pages: Tensor, step: DecoderStep
+    ) -> Tensor:
+        """One layer: x [T, N] -> [T, N]. Writes the step's keys and values to the pages."""
+        shape = step.shape
+        qkv = self.norm_linear(x, layer.attention_norm, eps, layer.qkv, layer.qkv_bias)
+        q = self.rope_and_cache(qkv, step.cos, step.sin, k_pages, v_pages, step.slot_mapping, shape)
+        attended = self.paged_attention(q, k_pages, v_pages, step.plan, shape, step.scale)
+        x = self.linear_residual(attended.flatten(1), layer.output, x, layer.output_bias)
+        return self.gated_mlp(x, layer.mlp_norm, eps, layer.gate_up, layer.down)
+
+    def decoder(
+        self,
+        x: Tensor,
+        decoder: PackedDecoder,
+        k_pages: Sequence[Tensor],
+        v_pages: Sequence[Tensor],
+        step: DecoderStep,
+    ) -> Tensor:
+        """All layers, one after the other; k_pages and v_pages of each. x [T, N] -> [T, N]."""
+        for layer, keys, values in zip(decoder.layers, k_pages, v_pages, strict=True):
+            x = self.decoder_layer(x, layer, decoder.eps, keys, values, step)
+        return x
+
     def head_logits(self, x: Tensor, norm: Tensor, eps: float, head: PackedMatrix) -> Tensor:
         """Logits [rows, V] of the few rows that sample; x [rows, N]."""
         return self.norm_linear(x, norm, eps, head)
+
+    def head_greedy(self, x: Tensor, norm: Tensor, eps: float, head: PackedMatrix) -> Greedy:
+        """The likeliest token of each row; x [rows, N], rows >= 1. Equal to what `head_logits` would give."""
+        return sampling.greedy(self.head_logits(x, norm, eps, head))
+
+    def sample(self, logits: Tensor, sequences: Sequence[SampledSequence]) -> list[Drawn]:
+        """Draws a token from each row of logits [rows, V]. The same bits from every back end (`kernels.sampling`)."""
+        return sampling.sample(logits, sequences)

@@ -16,6 +16,7 @@ from services.scheduler.quota_settings import parse_quota
 from services.settings import ConfigError, Settings, setting
 
 MODEL = "smollm2-135m"
+BACKENDS = ("cpu", "cpu-torch", "reference")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -98,7 +99,7 @@ class ExecutorConfig(Settings):
 
     net: ListenConfig = dataclasses.field(default_factory=lambda: ListenConfig(listen="127.0.0.1:50053"))
     model: str = setting(MODEL, "catalogue name or path of a GGUF file", minimum=1, shared=True)
-    backend: str = setting("cpu", "which kernels run", choices=("cpu", "reference"))
+    backend: str = setting("cpu", "which kernels run", choices=BACKENDS)
     block_size: int = setting(16, "tokens in a KV block", unit="tokens", minimum=1, maximum=256)
     kv_memory_mib: int = setting(512, "memory for KV blocks", unit="MiB", minimum=1)
     total_blocks: int | None = setting(None, "number of KV blocks, instead of kv-memory-mib", minimum=1)
@@ -106,6 +107,7 @@ class ExecutorConfig(Settings):
     max_sequences: int = setting(64, "most sequences in a step", minimum=1, maximum=65536)
     max_model_len: int | None = setting(None, "longest sequence; none takes the model's own", unit="tokens", minimum=1)
     threads: int | None = setting(None, "threads that compute; none takes all cores", minimum=1, maximum=1024)
+    pin_threads: bool = setting(False, "whether each computing thread of the back end cpu stays on a core of its own")
     lease_ttl_s: float = setting(
         5.0, "silence after which another scheduler may claim", unit="s", minimum=0.1, maximum=600
     )

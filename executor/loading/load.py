@@ -15,6 +15,7 @@ from executor.models.table import read_model_config
 from executor.quant.table import SCHEMES
 from executor.runner import Runner
 from executor.step import Capacity
+from kernels.backends import BackendSettings
 from kernels.backends import load as load_backend
 from kernels.ops import AttentionShape
 
@@ -31,25 +32,23 @@ def load_runner(
     max_model_len: int | None = None,
     scheme: str = "native",
     threads: int | None = None,
+    pin_threads: bool = False,
+    kernel_cache: Path | None = None,
     model_hash: str | None = None,
 ) -> Runner:
     """Read, check and pack a GGUF model, and allocate its pool.
 
-    kv_memory_bytes is for the pool and a step's temporaries together; give it or total_blocks. threads sets torch's
-    number of threads for the whole process. model_hash: SHA-256 of the file where it is known already. Weights are read
-    from the file once and not mapped afterwards.
-    Raises GgufError or ModelError for the file, MemoryPlanError or ValueError naming the setting, OSError.
+    kv_memory_bytes is for the pool and a step's temporaries together; give it or total_blocks. threads, pin_threads and
+    kernel_cache are as in `BackendSettings`; torch's number of threads is set for the whole process. model_hash: its
+    SHA-256 where it is known already. Weights are read from the file once and not mapped afterwards.
+    Raises GgufError or ModelError for the file, MemoryPlanError or ValueError naming the setting, BuildError, OSError.
     """
     for name, value in (("max_batched_tokens", max_batched_tokens), ("max_sequences", max_sequences)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if scheme not in SCHEMES:
         raise ValueError(f"unknown quantization scheme {scheme!r}; there are {', '.join(SCHEMES)}")
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, got {threads}")
-        torch.set_num_threads(threads)
-    ops = load_backend(backend)
+    ops = load_backend(backend, BackendSettings(threads=threads, pin=pin_threads, cache=kernel_cache))
     model_hash = model_hash or _sha256(path)
     with open_gguf(path) as file:
         config = read_model_config(file.metadata)
@@ -85,6 +84,7 @@ def load_runner(
     )
     return Runner(
         model=model,
+        ops=ops,
         pool=allocate_pool(kv, plan),
         capacity=capacity,
         memory=plan,

@@ -16,7 +16,8 @@ from executor.loading.gguf import MetadataValue, find, require
 from executor.models.model import ModelError
 from executor.models.rope import Rope, RopeTables, Yarn, rope_tables
 from executor.quant.native import NativeScheme, Part, unpermuted
-from kernels.ops import AttentionShape, Ops, PackedMatrix
+from kernels.ops import AttentionShape, DecoderLayer, DecoderStep, Ops, PackedMatrix
+from kernels.sampling import Greedy
 
 PREFIX = "llama"
 # Each would change the results, and is not implemented.
@@ -68,18 +69,6 @@ class LlamaConfig:
         return Llama(self, ops, embedding, layers, norm, head, tables)
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaLayer:
-    attention_norm: Tensor  # [hidden]
-    qkv: PackedMatrix  # [(heads + 2 kv_heads) head_dim, hidden]
-    qkv_bias: Tensor | None
-    output: PackedMatrix  # [hidden, heads head_dim]
-    output_bias: Tensor | None
-    mlp_norm: Tensor  # [hidden]
-    gate_up: PackedMatrix  # [2 inner, hidden]
-    down: PackedMatrix  # [hidden, inner]
-
-
 def read_config(metadata: Mapping[str, MetadataValue]) -> LlamaConfig:
     """Raises GgufError for a missing key or a value of another type, ModelError for one that cannot be served."""
     for name in _REFUSED_KEYS:
@@ -125,7 +114,7 @@ class Llama:
         config: LlamaConfig,
         ops: Ops,
         embedding: PackedMatrix,
-        layers: tuple[LlamaLayer, ...],
+        layers: tuple[DecoderLayer, ...],
         norm: Tensor,
         head: PackedMatrix,
         tables: RopeTables,
@@ -135,7 +124,7 @@ class Llama:
         self.weight_bytes = _weight_bytes(embedding, layers, norm, head)
         self._ops = ops
         self._embedding = embedding
-        self._layers = layers
+        self._decoder = ops.pack_decoder(layers, config.eps)
         self._norm = norm
         self._head = head
         self._tables = tables
@@ -143,23 +132,25 @@ class Llama:
     def forward(self, batch: Batch, pool: KvPool) -> Tensor:
         ops, config = self._ops, self.config
         shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, pool.keys[0].shape[1])
-        scale = config.head_dim**-0.5
-        cos, sin = self._tables.cos[batch.positions], self._tables.sin[batch.positions]
-        plan = ops.plan_attention(batch.rows, shape)
+        step = DecoderStep(
+            cos=self._tables.cos[batch.positions],
+            sin=self._tables.sin[batch.positions],
+            slot_mapping=batch.slot_mapping,
+            plan=ops.plan_attention(batch.rows, shape),
+            shape=shape,
+            scale=config.head_dim**-0.5,
+        )
         x = ops.embedding(batch.token_ids, self._embedding)
-        for layer, keys, values in zip(self._layers, pool.keys, pool.values, strict=True):
-            qkv = ops.norm_linear(x, layer.attention_norm, config.eps, layer.qkv, layer.qkv_bias)
-            q = ops.rope_and_cache(qkv, cos, sin, keys, values, batch.slot_mapping, shape)
-            attended = ops.paged_attention(q, keys, values, plan, shape, scale)
-            x = ops.linear_residual(attended.flatten(1), layer.output, x, layer.output_bias)
-            x = ops.gated_mlp(x, layer.mlp_norm, config.eps, layer.gate_up, layer.down)
-        return x
+        return ops.decoder(x, self._decoder, pool.keys, pool.values, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._ops.head_logits(hidden, self._norm, self.config.eps, self._head)
 
+    def greedy(self, hidden: Tensor) -> Greedy:
+        return self._ops.head_greedy(hidden, self._norm, self.config.eps, self._head)
 
-def _load_layer(config: LlamaConfig, scheme: NativeScheme, index: int) -> LlamaLayer:
+
+def _load_layer(config: LlamaConfig, scheme: NativeScheme, index: int) -> DecoderLayer:
     def name(tensor: str) -> str:
         return f"blk.{index}.{tensor}"
 
@@ -170,7 +161,7 @@ def _load_layer(config: LlamaConfig, scheme: NativeScheme, index: int) -> LlamaL
         Part(name("attn_v.weight"), kv_rows),
     )
     output_bias = name("attn_output.bias")
-    return LlamaLayer(
+    return DecoderLayer(
         attention_norm=scheme.vector(name("attn_norm.weight"), config.hidden),
         qkv=scheme.matrix(parts, config.hidden),
         qkv_bias=_load_qkv_bias(scheme, parts),
@@ -192,7 +183,7 @@ def _load_qkv_bias(scheme: NativeScheme, parts: tuple[Part, ...]) -> Tensor | No
     return torch.cat([scheme.vector(name, part.rows, part.order) for name, part in zip(names, parts, strict=True)])
 
 
-def _weight_bytes(embedding: PackedMatrix, layers: tuple[LlamaLayer, ...], norm: Tensor, head: PackedMatrix) -> int:
+def _weight_bytes(embedding: PackedMatrix, layers: tuple[DecoderLayer, ...], norm: Tensor, head: PackedMatrix) -> int:
     matrices = {id(embedding): embedding.nbytes, id(head): head.nbytes}  # once, where they are tied
     vectors = norm.nbytes
     for layer in layers:

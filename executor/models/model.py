@@ -8,6 +8,7 @@ from executor.batch import Batch
 from executor.cache import KvPool
 from executor.quant.native import NativeScheme
 from kernels.ops import Ops
+from kernels.sampling import Greedy
 
 
 class ModelError(ValueError):
@@ -28,6 +29,10 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, hidden] -> float32 [rows, vocab_size]."""
+        ...
+
+    def greedy(self, hidden: Tensor) -> Greedy:
+        """The likeliest token of each row, of which there is at least one."""
         ...
 
 

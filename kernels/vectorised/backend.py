@@ -1,4 +1,4 @@
-"""The CPU back end, in vectorised torch.
+"""The CPU back end in vectorised torch, for where there is no compiler.
 
 Owns: the choice of a kernel for each matrix. Must not know: models, requests, file formats.
 Activations enter a 4-bit product as bfloat16 and leave it as bfloat16; between products they are float32. Pages are
@@ -45,8 +45,8 @@ class StackedMatrix:
         return sum(part.nbytes for part in self.parts)
 
 
-class CpuOps(Ops):
-    name = "cpu"
+class VectorisedOps(Ops):
+    name = "cpu-torch"
     deterministic = True
     kv_dtype = torch.bfloat16
 

@@ -18,6 +18,7 @@ from typing import Final
 
 import tercet
 from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
+from services.config import BACKENDS
 from services.stack import NotReady, Stack, StackOptions
 from services.supervisor import ChildRefused
 
@@ -51,7 +52,7 @@ class Report:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tercet bench", allow_abbrev=False)
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--backend", choices=("cpu", "reference"), default="cpu")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu")
     parser.add_argument("--streams", type=int, default=8, help="at once, against one; default 8")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each stream; default 128")
     parser.add_argument("--rounds", type=int, default=3, help="of each kind, in turn; default 3")

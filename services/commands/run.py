@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import tercet
 from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
 from services.commands.ask import Question, ask
+from services.config import BACKENDS
 from services.stack import NotReady, Stack, StackOptions
 from services.supervisor import ChildRefused
 
@@ -21,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--system", help="what the system says; absent: the model's own default")
     parser.add_argument("--target", help="a running chain, as host:port or unix:/path; absent: one is started")
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"of the chain that is started; default {DEFAULT_MODEL}")
-    parser.add_argument("--backend", choices=("cpu", "reference"), default="cpu", help="of the chain that is started")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="of the chain that is started")
     parser.add_argument("--temperature", type=float, help="0: greedy")
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--top-k", type=int)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
+from services.config import BACKENDS
 from services.stack import NotReady, Stack, StackOptions
 from services.supervisor import ChildRefused
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"catalogue name or GGUF file; default {DEFAULT_MODEL}")
     parser.add_argument("--listen", default="127.0.0.1:50051", help="gRPC address of the front door")
     parser.add_argument("--http", default="127.0.0.1:8000", help="address of the OpenAI gateway")
-    parser.add_argument("--backend", choices=("cpu", "reference"), default="cpu", help="which kernels run")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="which kernels run")
     parser.add_argument("--otlp-endpoint", help="OTLP/gRPC collector, for example http://127.0.0.1:4317")
     chosen = parser.parse_args(argv)
     try:

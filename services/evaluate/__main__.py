@@ -15,7 +15,9 @@ from pathlib import Path
 from executor.loading.gguf import open_gguf
 from executor.loading.load import load_runner
 from executor.models.table import read_model_config
+from kernels.cpu.build import BuildError
 from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
+from services.config import BACKENDS
 from services.evaluate.perplexity import Perplexity, measure
 from services.tokenizer.text import load_tokenizer
 from services.tokenizer.vocabulary import read_vocabulary
@@ -29,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     measures = parser.add_subparsers(dest="measure", required=True)
     perplexity = measures.add_parser("perplexity", help="of a text, scored as llama.cpp does", allow_abbrev=False)
     perplexity.add_argument("--model", default=DEFAULT_MODEL, help="a name of the catalogue, or a GGUF file")
-    perplexity.add_argument("--backend", choices=("cpu", "reference"), default="cpu")
+    perplexity.add_argument("--backend", choices=BACKENDS, default="cpu")
     perplexity.add_argument("--file", type=Path, required=True, help="UTF-8 text")
     perplexity.add_argument("--bytes", type=_positive, help="of the file, from its beginning; default all")
     perplexity.add_argument("--context", type=_positive, default=512, help="tokens of a window; default 512")
@@ -39,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     try:
         result = _perplexity(chosen)
-    except (CatalogueError, ValueError, OSError) as error:
+    except (CatalogueError, ValueError, OSError, BuildError) as error:
         print(f"tercet eval: {error}", file=sys.stderr)
         return 1
     seconds = time.monotonic() - started
@@ -84,6 +86,7 @@ def _perplexity(chosen: argparse.Namespace) -> Perplexity:
         max_sequences=LOGIT_ROWS,
         max_model_len=chosen.context,
         threads=chosen.threads,
+        kernel_cache=cache_directory(os.environ) / "kernels",
     )
     wanted = len(token_ids) // chosen.context
 

@@ -134,6 +134,7 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
     # Here and not above: a process with a fake runner does without torch, and a bad setting is told at once.
     from executor.loading.load import load_runner
     from executor.slots import StepError
+    from kernels.cpu.build import BuildError
 
     try:
         runner = load_runner(
@@ -146,9 +147,11 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
             total_blocks=config.total_blocks,
             max_model_len=config.max_model_len,
             threads=config.threads,
+            pin_threads=config.pin_threads,
+            kernel_cache=cache_directory(environ) / "kernels",
             model_hash=model_hash(resolved.path),
         )
-    except (ValueError, OSError, CatalogueError) as error:
+    except (ValueError, OSError, BuildError, CatalogueError) as error:
         raise StartError(f"model {resolved.name}: {error}") from error
     capacity = runner.capacity
     if len(vocabulary.tokens) > capacity.vocab_size:
@@ -164,7 +167,7 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
         vocab_size=capacity.vocab_size,
         eos_token_ids=vocabulary.eos_ids,
     )
-    return Held(runner, StepError, model, config.backend, runner.weight_bytes, runner.memory.pool_bytes)
+    return Held(runner, StepError, model, runner.backend, runner.weight_bytes, runner.memory.pool_bytes)
 
 
 def _resolve(config: ExecutorConfig, environ: Mapping[str, str]) -> ResolvedModel:

@@ -1,20 +1,47 @@
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
+from conftest import missing
 
-from kernels.backends import BACKENDS, load
+from kernels.backends import BACKENDS, BackendSettings, load
+from kernels.cpu.backend import CpuOps
+from kernels.cpu.build import NoCompilerError, cpu_flags, runnable
+from kernels.cpu.library import Library, Team, load_library
 from kernels.ops import Ops
+
+NATIVE = [f"cpu {isa.name}" for isa in runnable(cpu_flags())]
+
+
+@pytest.fixture
+def threads() -> int:
+    return 1
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
+def torch_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    yield
+    torch.set_num_threads(before)
 
 
-@pytest.fixture(params=list(BACKENDS))
-def ops(request: pytest.FixtureRequest) -> Ops:
-    return load(request.param)
+@cache
+def library(isa: str) -> Library:
+    return load_library(isa)
+
+
+@pytest.fixture(params=[name for name in BACKENDS if name != "cpu"] + NATIVE)
+def ops(request: pytest.FixtureRequest, threads: int) -> Iterator[Ops]:
+    """Every back end, `cpu` in every instruction set that this machine can run."""
+    name, _, isa = request.param.partition(" ")
+    if not isa:
+        yield load(name, BackendSettings(threads=threads))
+        return
+    try:
+        team = Team(library(isa), threads)
+    except NoCompilerError as error:
+        missing(str(error))
+    yield CpuOps(library(isa), team)
+    team.close()

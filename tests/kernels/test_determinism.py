@@ -14,12 +14,9 @@ from kernels.ops import AttentionShape, Ops, PagedRows
 ROWS = 37
 
 
-@pytest.fixture(params=[1, 2], autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
 
 
 def pieces(x: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -79,7 +79,7 @@ def test_lists_and_optional_values() -> None:
         (ExecutorConfig, {}, ["--block-size", "1_6"], "--block-size", "'1_6', which is not a whole number"),
         (ExecutorConfig, {}, ["--block-size", "16.0"], "--block-size", "not a whole number"),
         (ExecutorConfig, {}, ["--lease-ttl-s", "nan"], "--lease-ttl-s", "not a finite number"),
-        (ExecutorConfig, {}, ["--backend", "tpu"], "--backend", "'tpu', allowed is cpu or reference"),
+        (ExecutorConfig, {}, ["--backend", "tpu"], "--backend", "'tpu', allowed is cpu or cpu-torch or reference"),
         (ExecutorConfig, {}, ["--heartbeat-s", "1", "--lease-ttl-s", "1"], "--heartbeat-s", "at most half of"),
         (ExecutorConfig, {}, ["--max-batched-tokens", "8"], "--max-sequences", "at most --max-batched-tokens"),
         (ExecutorConfig, {"TERCET_EXECUTOR_THREADS": "-1"}, [], "TERCET_EXECUTOR_THREADS", "1 to 1024"),

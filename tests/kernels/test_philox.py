@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from executor.philox import GUMBEL_RANGE, gumbel, philox4x32
+from kernels.philox import GUMBEL_RANGE, gumbel, philox4x32
 
 # Random123, tests/kat_vectors, "philox4x32 10": counter, key, result.
 VECTORS = [

@@ -7,6 +7,8 @@ and the Random123 library. A number is a function of key and counter alone, so a
 import torch
 from torch import Tensor
 
+from kernels.written_out import log
+
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -36,7 +38,7 @@ def gumbel(token_ids: Tensor, *, seed: int, position: int, choice: int) -> Tenso
     counter = (at, token_ids, which, zero)  # single words stay single for the first rounds
     word = philox4x32(counter, (seed & _MASK, seed >> 32))[0]
     uniform = (word.to(torch.float64) + 0.5) * 2.0**-32
-    return -torch.log(-torch.log(uniform))
+    return -log(-log(uniform))
 
 
 GUMBEL_RANGE = (-3.14, 22.88)  # -log(-log(u)) at the smallest and the largest uniform, rounded outward

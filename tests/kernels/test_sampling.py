@@ -1,6 +1,8 @@
 """Sampling, step by step: exact small cases, properties, and the draw's distribution at fixed seeds."""
 
 import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor.philox import gumbel
-from executor.sampling import (
+from executor.step import SamplingParams
+from kernels.philox import gumbel
+from kernels.sampling import (
     Candidates,
+    Fault,
     SampledSequence,
     adjust,
+    allowed,
     draw,
     keep_min_p,
     keep_top_k,
@@ -22,7 +27,6 @@ from executor.sampling import (
     scale,
     token_logprobs,
 )
-from executor.step import RowErrorCode, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -31,12 +35,14 @@ def row(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def sequence(sampling: SamplingParams, tokens: list[int] | None = None, prompt_len: int = 1) -> SampledSequence:
-    return SampledSequence(sampling, tokens or [0], prompt_len)
+def sequence(sampling: SamplingParams, tokens: Sequence[int] = (0,), prompt_len: int = 1) -> SampledSequence:
+    return SampledSequence(sampling, array("i", tokens), prompt_len)
 
 
-def one(logits: Tensor, sampling: SamplingParams, tokens: list[int] | None = None, prompt_len: int = 1) -> int | None:
-    return sample(logits.unsqueeze(0), [sequence(sampling, tokens, prompt_len)])[0].token_id
+def one(logits: Tensor, sampling: SamplingParams, tokens: Sequence[int] = (0,), prompt_len: int = 1) -> int:
+    drawn = sample(logits.unsqueeze(0), [sequence(sampling, tokens, prompt_len)])[0]
+    assert drawn.fault is None
+    return drawn.token_id
 
 
 def candidates(*scores: float) -> Candidates:
@@ -117,9 +123,8 @@ def test_all_banned_is_that_row_s_error() -> None:
     for temperature in (0.0, 1.0):
         sampling = SamplingParams(temperature=temperature, min_tokens=1, stop_token_ids=(0, 1))
         bad, good = sample(row(1, 2).expand(2, 2), [sequence(sampling), sequence(GREEDY)])
-        assert bad.error is not None
-        assert bad.error.code is RowErrorCode.GRAMMAR_DEAD_END
-        assert good.token_id == 1
+        assert bad.fault is Fault.NOTHING_ALLOWED
+        assert (good.fault, good.token_id) == (None, 1)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
@@ -134,9 +139,7 @@ def test_logits_that_are_no_numbers_fail_their_row_alone(poison: float, temperat
     sampling = SamplingParams(temperature=temperature)
     first, bad, last = sample(logits, [sequence(sampling)] * 3)
     assert (first.token_id, last.token_id) == (2, 2)
-    assert bad.token_id is None
-    assert bad.error is not None
-    assert bad.error.code is RowErrorCode.NAN_LOGITS
+    assert bad.fault is Fault.NOT_FINITE
 
 
 # -- filtering ---------------------------------------------------------------------------------------------------------
@@ -144,7 +147,7 @@ def test_logits_that_are_no_numbers_fail_their_row_alone(poison: float, temperat
 
 def test_scale_survives_every_temperature() -> None:
     for temperature in (1e-300, 1e-5, 1.0, 1e300):
-        scores = scale(row(3, 1, 3), temperature).scores
+        scores = scale(allowed(row(3, 1, 3)), temperature).scores
         assert scores.max() == 0
         assert not scores.isnan().any()
     assert one(row(1, 2, 1), SamplingParams(temperature=1e-300)) == 1
@@ -213,7 +216,6 @@ def test_draws_follow_the_distribution() -> None:
     counts = torch.zeros(6, dtype=torch.float64)
     for seed in range(4000):
         drawn = one(logits, SamplingParams(temperature=temperature, seed=seed * 0x9E3779B97F4A7C15 % 2**64))
-        assert drawn is not None
         counts[drawn] += 1
     assert ((counts - expected) ** 2 / expected).sum() < 20.5
 
@@ -266,3 +268,19 @@ def test_logprobs_of_none_and_of_more_than_there_are() -> None:
     assert token_logprobs(row(0, 0), 1, 0).top == ()
     assert len(token_logprobs(row(0, 0), 1, 20).top) == 2
     assert sample(torch.zeros(1, 3), [sequence(GREEDY)])[0].logprobs is None
+
+
+def test_a_greedy_sequence_asks_for_nothing_else() -> None:
+    asking = [
+        replace(GREEDY, logit_bias=((1, 1.0),)),
+        replace(GREEDY, repetition_penalty=1.1),
+        replace(GREEDY, presence_penalty=0.1),
+        replace(GREEDY, frequency_penalty=-0.1),
+        replace(GREEDY, min_tokens=1, stop_token_ids=(3,)),
+        replace(GREEDY, logprobs=0),
+        SamplingParams(temperature=0.1),
+    ]
+    assert not any(sequence(sampling).greedy for sampling in asking)
+    harmless = replace(GREEDY, top_k=5, top_p=0.5, min_p=0.1, seed=7, min_tokens=3, choice=1)
+    assert sequence(harmless).greedy
+    assert adjust(row(1, 2), sequence(harmless)).tolist() == [1, 2]
