@@ -31,7 +31,7 @@ from services.scheduler.core.calls import CoreConfig
 
 PROMPT: Final = 32
 LONG_AT: Final = 3  # its place in the group
-SAFETY: Final = 1.3  # of the estimated time: later tokens cost more than first ones
+SAFETY: Final = 1.2  # of the estimated time: later tokens cost more than first ones
 SERVED: Final = ("fcfs", "static-padded", "static-compact")
 
 
@@ -176,7 +176,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--groups", type=int, default=8, help="of --batch requests, at most; default 8")
     parser.add_argument("--short", type=int, default=20, help="tokens that most want; default 20")
     parser.add_argument("--long", type=int, default=1000, help="tokens that one of each group wants; default 1000")
-    parser.add_argument("--equal", type=int, default=64, help="tokens where all want the same; default 64")
+    parser.add_argument("--equal", type=int, default=48, help="tokens where all want the same; default 48")
     parser.add_argument("--rounds", type=int, default=3, help="of equal lengths, in turn; default 3")
     parser.add_argument("--seconds", type=float, default=280.0, help="all of it, about; default 280")
     chosen = parser.parse_args(argv)
