@@ -45,7 +45,7 @@ struct Result {
 // Rows that are computed together, at most.
 constexpr int widest(Format format) {
 #if defined(TERCET_AVX512)
-    if (!is_integer(format)) return 4;
+    if (!is_integer(format)) return format == FLOATS_BRAIN ? 8 : 4;
     return format <= BYTES_HALF ? TILE : 8;
 #elif defined(TERCET_AVX2)
     (void)format;
@@ -80,7 +80,7 @@ constexpr auto float_widths() {
 constexpr std::array<AddUp, TILE> INTEGER_SUMS[] = {
     integer_widths<NIBBLES_HALF>(), integer_widths<NIBBLES_AFFINE_HALF>(), integer_widths<NIBBLES_AFFINE>(),
     integer_widths<BYTES_HALF>(),   integer_widths<BYTES_AFFINE_HALF>(),   integer_widths<BYTES_AFFINE>(),
-    integer_widths<BYTES_SIXTEENS>(),
+    integer_widths<BYTES_SIXTEENS>(), integer_widths<BYTES_ROWS>(),
 };
 constexpr std::array<AddUpFloats, TILE> FLOAT_SUMS[] = {
     float_widths<FLOATS>(),
