@@ -56,7 +56,9 @@ class Stream:
         body = json.dumps(
             {"model": DEFAULT_MODEL, "prompt": f"Number {number} says", "max_tokens": new_tokens, "stream": True}
         ).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
         writer.write(head.encode() + b"\r\n\r\n" + body)
         try:
             async for line in reader:
@@ -100,7 +102,9 @@ async def measure(streams: int, step_s: float, seconds: float, profile: bool) ->
         running: list[Running] = []
         try:
             running.append(await start("executor", directory, profile, *executor, *room))
-            running.append(await start("scheduler", directory, profile, "--executors", f"unix:{directory}/executor.sock"))
+            running.append(
+                await start("scheduler", directory, profile, "--executors", f"unix:{directory}/executor.sock")
+            )
             edge = ("--model", DEFAULT_MODEL, "--scheduler", f"unix:{directory}/scheduler.sock")
             running.append(await start("tokenizer", directory, profile, *edge, "--http", f"unix:{directory}/http.sock"))
             await ready(f"unix:{directory}/tokenizer.sock")
@@ -125,9 +129,7 @@ async def ready(target: str) -> None:
         await asyncio.sleep(0.2)
 
 
-async def load(
-    streams: int, step_s: float, seconds: float, http: Path, running: Sequence[Running]
-) -> dict[str, float]:
+async def load(streams: int, step_s: float, seconds: float, http: Path, running: Sequence[Running]) -> dict[str, float]:
     """Begins when every stream has its first token, and ends before any has its last."""
     clients = [Stream() for _ in range(streams)]
     new_tokens = int((seconds + 2 + streams * 0.05) / step_s) + 64
@@ -159,7 +161,9 @@ async def load(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=sorted(STEP_S))
-    parser.add_argument("--step-ms", type=float, help="the executor's pace; default 4, 16 and 64 at 1, 8 and 32 streams")
+    parser.add_argument(
+        "--step-ms", type=float, help="the executor's pace; default 4, 16 and 64 at 1, 8 and 32 streams"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--profile", action="store_true")
     chosen = parser.parse_args(argv)

@@ -5,8 +5,10 @@ Invariant: rows of one sequence are adjacent and in order, sequences in the orde
 the ends of block tables.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ class SequenceRows:
 
     token_ids: Sequence[int]
     start: int
-    block_table: Sequence[int]
+    block_table: "array[int]"  # type code "i"; it may grow once the batch is built
     samples: bool
 
 
@@ -40,21 +42,23 @@ def build_batch(sequences: Sequence[SequenceRows], block_size: int) -> Batch:
     starts = np.array([sequence.start for sequence in sequences], dtype=np.int64)
     query_start = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts)))
     used = -(-(starts + counts) // block_size)
-    tables = np.zeros((len(sequences), int(used.max())), dtype=np.int64)
-    for table, sequence, blocks in zip(tables, sequences, used, strict=True):
-        table[:blocks] = sequence.block_table[:blocks]
+    tables = np.zeros((len(sequences), int(used.max())), dtype=np.int32)
+    for table, sequence, blocks in zip(tables, sequences, used.tolist(), strict=True):
+        table[:blocks] = np.frombuffer(sequence.block_table, dtype=np.int32, count=blocks)
     owner = np.repeat(np.arange(len(sequences)), counts)
     positions = np.arange(query_start[-1]) - query_start[owner] + starts[owner]
-    slot_mapping = tables[owner, positions // block_size] * block_size + positions % block_size
+    slot_mapping = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    all_ids = chain.from_iterable(sequence.token_ids for sequence in sequences)
+    token_ids = np.fromiter(all_ids, dtype=np.int64, count=positions.shape[0])
     samples = np.array([sequence.samples for sequence in sequences], dtype=bool)
     return Batch(
-        token_ids=torch.from_numpy(np.concatenate([np.asarray(s.token_ids, dtype=np.int64) for s in sequences])),
+        token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slot_mapping),
         rows=PagedRows(
             query_start=torch.from_numpy(query_start.astype(np.int32)),
             seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
-            block_tables=torch.from_numpy(tables.astype(np.int32)),
+            block_tables=torch.from_numpy(tables),
         ),
         sample_rows=torch.from_numpy((query_start[1:] - 1)[samples]),
     )

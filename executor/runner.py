@@ -18,7 +18,6 @@ from executor.sampling import Draw, sample
 from executor.slots import Slots, StepError
 from executor.step import Capacity, NewSequence, SamplingParams, Slice, SliceResult, Step, StepResult, StepTimings
 from kernels.ops import Ops
-from kernels.sampling import SampledSequence
 
 __all__ = ["Runner", "StepError"]
 
@@ -120,9 +119,8 @@ class Runner:
         """hidden: of the slices that sample, in their order."""
         sampling = [part.slot for part in step.slices if part.samples]
         slots = [self._slots[index] for index in sampling]
-        sequences = [SampledSequence(slot.sampling, slot.tokens, slot.prompt_len) for slot in slots]
+        drawn_rows = sample(self._model, self._ops, hidden, [slot.sequence for slot in slots])
         results = []
-        drawn_rows = sample(self._model, self._ops, hidden, sequences)
         for index, slot, drawn in zip(sampling, slots, drawn_rows, strict=True):
             draw = Draw(error=slot.error) if slot.error is not None else drawn
             slot.drawn, slot.error = draw.token_id, draw.error

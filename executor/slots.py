@@ -11,10 +11,11 @@ Of a slot with `computed` positions in the cache:
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from executor.batch import SequenceRows
 from executor.step import Capacity, NewSequence, RowError, SamplingParams, Slice, Step
+from kernels.sampling import SampledSequence
 
 
 class StepError(ValueError):
@@ -23,12 +24,18 @@ class StepError(ValueError):
 
 @dataclass(slots=True)
 class Slot:
-    sampling: SamplingParams
-    prompt_len: int
-    tokens: "array[int]" = field(default_factory=lambda: array("i"))
-    block_table: list[int] = field(default_factory=list)
+    sequence: SampledSequence
+    block_table: "array[int]"  # type code "i"
     drawn: int | None = None
     error: RowError | None = None  # of the last draw: a step sent before that was known fails in this row again
+
+    @property
+    def tokens(self) -> "array[int]":
+        return self.sequence.tokens
+
+    @property
+    def prompt_len(self) -> int:
+        return self.sequence.prompt_len
 
 
 class Slots:
@@ -84,14 +91,14 @@ class Slots:
             slot = self[part.slot]
             token_ids: Sequence[int] = part.token_ids or (slot.drawn or 0,)
             slot.tokens.extend(token_ids)
-            slot.block_table += part.new_block_ids
+            slot.block_table.extend(part.new_block_ids)
             slot.drawn = None
             if part.token_ids:
                 slot.error = None
-            rows.append(SequenceRows(token_ids, part.start, tuple(slot.block_table), part.samples))
+            rows.append(SequenceRows(token_ids, part.start, slot.block_table, part.samples))
         return rows
 
-    def _check_slice(self, part: Slice) -> list[int]:
+    def _check_slice(self, part: Slice) -> "array[int]":
         """The slot's block table as the step leaves it."""
         capacity, index = self._capacity, part.slot
         if not 0 <= index < capacity.max_sequences:
@@ -111,15 +118,21 @@ class Slots:
             self._check_new(index, part.new)
         if part.samples and end < slot.prompt_len:
             raise StepError(f"slot {index}: a draw at position {end} lies inside the prompt of {slot.prompt_len}")
-        table = slot.block_table + list(part.new_block_ids)
+        table = slot.block_table
+        if part.new_block_ids:
+            table = table + self._new_blocks(part)
         if end > len(table) * capacity.block_size:
             raise StepError(f"slot {index}: {end} tokens need more than {len(table)} blocks of {capacity.block_size}")
-        for block in part.new_block_ids:
-            if not 0 <= block < capacity.total_blocks:
-                raise StepError(f"slot {index}: block {block} is out of range, total_blocks is {capacity.total_blocks}")
         if part.new_block_ids and len(set(table)) != len(table):
             raise StepError(f"slot {index}: a block occurs twice in the block table")
         return table
+
+    def _new_blocks(self, part: Slice) -> "array[int]":
+        limit = self._capacity.total_blocks
+        for block in part.new_block_ids:
+            if not 0 <= block < limit:
+                raise StepError(f"slot {part.slot}: block {block} is out of range, total_blocks is {limit}")
+        return array("i", part.new_block_ids)
 
     def _check_tokens(self, part: Slice, slot: Slot) -> None:
         if not part.token_ids:
@@ -158,7 +171,7 @@ class Slots:
 
 
 def _started(new: NewSequence) -> Slot:
-    return Slot(new.sampling, new.prompt_len, tokens=array("i", new.cached_token_ids))
+    return Slot(SampledSequence(new.sampling, array("i", new.cached_token_ids), new.prompt_len), array("i"))
 
 
 def sampling_problem(sampling: SamplingParams) -> str | None:

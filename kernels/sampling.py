@@ -12,7 +12,7 @@ their scores, to fewer of them. A grammar's mask belongs between the two.
 import math
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -56,11 +56,17 @@ class Sampling(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampledSequence:
-    """What the draw of one row needs to know beside its logits."""
+    """What the draws of a sequence need to know beside its logits."""
 
     sampling: Sampling
-    tokens: "array[int]"  # type code "i": inputs so far, positions [0, position)
+    tokens: "array[int]"  # type code "i": inputs so far, positions [0, position); it grows
     prompt_len: int
+    greedy: bool = field(init=False)  # every token is that of the largest logit, and nothing else is asked for
+
+    def __post_init__(self) -> None:
+        sampling = self.sampling
+        likeliest = sampling.temperature == 0 and sampling.logprobs is None
+        object.__setattr__(self, "greedy", likeliest and not may_adjust(sampling))
 
     @property
     def position(self) -> int:
@@ -74,12 +80,6 @@ class SampledSequence:
     @property
     def bans_stops(self) -> bool:
         return self.output_len < self.sampling.min_tokens and bool(self.sampling.stop_token_ids)
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the token is that of the largest logit, and nothing else is asked for."""
-        sampling = self.sampling
-        return sampling.temperature == 0 and sampling.logprobs is None and not adjusts(self)
 
 
 class Fault(IntEnum):
@@ -160,8 +160,15 @@ def adjust(logits: Tensor, sequence: SampledSequence) -> Tensor:
     return adjusted
 
 
-def adjusts(sequence: SampledSequence) -> bool:
-    return any(asked(sequence) for asked, _ in ADJUSTING)
+def may_adjust(sampling: Sampling) -> bool:
+    """Whether some step of ADJUSTING may be asked for, at some position."""
+    return bool(
+        sampling.logit_bias
+        or sampling.repetition_penalty != 1
+        or sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+        or (sampling.min_tokens and sampling.stop_token_ids)
+    )
 
 
 def add_logit_bias(logits: Tensor, sequence: SampledSequence) -> Tensor:

@@ -193,9 +193,7 @@ def step_from_proto(message: executor_pb2.Step) -> StepOrder:
     return StepOrder(
         step=Step(
             step_id=message.step_id,
-            slices=tuple(
-                _slice_from_proto(piece, f"step.slices[{index}]") for index, piece in enumerate(message.slices)
-            ),
+            slices=tuple(_slice_from_proto(piece, index) for index, piece in enumerate(message.slices)),
         ),
         epoch=message.epoch,
         predicted_ns=message.predicted_ns if message.HasField("predicted_ns") else None,
@@ -216,9 +214,9 @@ def _slice_to_proto(piece: Slice, label: RequestLabel) -> executor_pb2.Slice:
     )
 
 
-def _slice_from_proto(message: executor_pb2.Slice, field: str) -> Slice:
+def _slice_from_proto(message: executor_pb2.Slice, index: int) -> Slice:
     if message.draft_token_ids:
-        raise _unserved(f"{field}.draft_token_ids")
+        raise _unserved(f"step.slices[{index}].draft_token_ids")
     return Slice(
         slot=message.slot,
         start=message.start,
@@ -227,7 +225,7 @@ def _slice_from_proto(message: executor_pb2.Slice, field: str) -> Slice:
         new_block_ids=tuple(message.new_block_ids),
         samples=message.samples,
         new=(
-            _new_sequence_from_proto(message.new_sequence, f"{field}.new_sequence")
+            _new_sequence_from_proto(message.new_sequence, f"step.slices[{index}].new_sequence")
             if message.HasField("new_sequence")
             else None
         ),
@@ -283,6 +281,8 @@ def result_from_proto(message: executor_pb2.StepResult) -> StepResult:
 
 
 def _slice_result_to_proto(piece: SliceResult) -> executor_pb2.SliceResult:
+    if not piece.logprobs and piece.error is None:  # nearly all are
+        return executor_pb2.SliceResult(slot=piece.slot, token_ids=piece.token_ids)
     return executor_pb2.SliceResult(
         slot=piece.slot,
         token_ids=piece.token_ids,

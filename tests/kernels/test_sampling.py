@@ -268,3 +268,19 @@ def test_logprobs_of_none_and_of_more_than_there_are() -> None:
     assert token_logprobs(row(0, 0), 1, 0).top == ()
     assert len(token_logprobs(row(0, 0), 1, 20).top) == 2
     assert sample(torch.zeros(1, 3), [sequence(GREEDY)])[0].logprobs is None
+
+
+def test_a_greedy_sequence_asks_for_nothing_else() -> None:
+    asking = [
+        replace(GREEDY, logit_bias=((1, 1.0),)),
+        replace(GREEDY, repetition_penalty=1.1),
+        replace(GREEDY, presence_penalty=0.1),
+        replace(GREEDY, frequency_penalty=-0.1),
+        replace(GREEDY, min_tokens=1, stop_token_ids=(3,)),
+        replace(GREEDY, logprobs=0),
+        SamplingParams(temperature=0.1),
+    ]
+    assert not any(sequence(sampling).greedy for sampling in asking)
+    harmless = replace(GREEDY, top_k=5, top_p=0.5, min_p=0.1, seed=7, min_tokens=3, choice=1)
+    assert sequence(harmless).greedy
+    assert adjust(row(1, 2), sequence(harmless)).tolist() == [1, 2]
