@@ -36,6 +36,14 @@ COPY executor executor
 COPY kernels kernels
 COPY services services
 RUN pip install -c constraints.txt ./clients/python '.[executor]'
+# The native kernels, for every instruction set: the CPU that they will run on is not known here. This image has the
+# compiler, so the final one needs none for them.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /
+RUN python -m kernels.cpu.build
 
 
 FROM base AS runtime

@@ -109,10 +109,14 @@ def _half(field: Tensor) -> Tensor:
     return field.clone(memory_format=torch.contiguous_format).view(torch.float16).squeeze(-1).float()
 
 
+_LOW_HALVES = 0x0F0F0F0F0F0F0F0F
+
+
 def _nibbles(field: Tensor, run: int) -> Tensor:
-    """Each run of `run` bytes holds 2 * run integers: all its low halves, then all its high halves."""
-    runs = field.reshape(*field.shape[:-1], -1, 1, run)
-    return torch.cat((runs & 0x0F, runs >> 4), dim=-2).flatten(-3)
+    """Each run of `run` bytes, a multiple of 8, holds 2 * run integers: all its low halves, then all its high halves."""
+    runs = field.reshape(*field.shape[:-1], -1, 1, run).clone(memory_format=torch.contiguous_format)
+    eights = runs.view(torch.int64)  # eight bytes at a time
+    return torch.cat((eights & _LOW_HALVES, (eights >> 4) & _LOW_HALVES), dim=-2).view(torch.uint8).flatten(-3)
 
 
 def _fifth_bits(field: Tensor) -> Tensor:

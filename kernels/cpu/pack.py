@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import INT, LONG, POINTER, Library
+from kernels.cpu.memory import WeightMemory
 from kernels.ops import Groups, StoredMatrix
 from kernels.raw import check_parts
 
@@ -98,6 +99,7 @@ class PanelMatrix:
 
 class Packer:
     def __init__(self, library: Library) -> None:
+        self._memory = WeightMemory()
         self._panel_bytes = library.bind("tercet_panel_bytes", LONG, INT, INT)
         self._integers = library.bind(
             "tercet_pack_integers", None, INT, POINTER, POINTER, POINTER, INT, INT, INT, POINTER
@@ -150,7 +152,7 @@ class Packer:
     def _integer_part(self, part: StoredMatrix, format: Format) -> tuple[Format, Tensor] | None:
         """None if a scale does not fit the format."""
         size = int(self._panel_bytes(format, part.cols))
-        data = torch.zeros(-(-part.rows // PANEL_ROWS) * size, dtype=torch.uint8)
+        data = self._memory.take(-(-part.rows // PANEL_ROWS) * size)
         for start, blocks in _chunks(part):
             groups = _unpack(part, blocks)
             if format.halves and not (_holds(torch.float16, groups.scale) and _holds(torch.float16, groups.minimum)):
@@ -176,7 +178,7 @@ class Packer:
         }
         format = next((format for format, fit in fits.items() if fit), Format.FLOATS)
         size = int(self._panel_bytes(format, part.cols))
-        data = torch.zeros(-(-part.rows // PANEL_ROWS) * size, dtype=torch.uint8)
+        data = self._memory.take(-(-part.rows // PANEL_ROWS) * size)
         for start, blocks in _chunks(part):
             weights = part.dequantize(blocks)
             self._floats(format, weights.data_ptr(), *weights.shape, data[start // PANEL_ROWS * size :].data_ptr())

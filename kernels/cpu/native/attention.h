@@ -100,7 +100,7 @@ inline void score(const bf16* queries, int dim, const bf16* const* keys, const b
     for (int d = 0; d < dim; d += 2) {
         Pairs key[W];
         for (int u = 0; u < W; u++) {
-            key[u] = load_pairs(keys[u] + d * UNIT);
+            key[u] = kept(load_pairs(keys[u] + d * UNIT));
             if constexpr (AHEAD) prefetch(ahead[u] + d * UNIT);
         }
         for (int r = 0; r < R; r++) {
@@ -126,7 +126,7 @@ inline void weigh(const bf16* weights, const bf16* const* values, const bf16* co
             Pairs value[W];
             for (int w = 0; w < W; w++) {
                 const int at = (pair * dim + w * UNIT) * 2;
-                value[w] = load_pairs(unit + at);
+                value[w] = kept(load_pairs(unit + at));
                 if constexpr (AHEAD) prefetch(ahead[u] + first * 2 + at);
             }
             for (int r = 0; r < R; r++) {
@@ -139,31 +139,46 @@ inline void weigh(const bf16* weights, const bf16* const* values, const bf16* co
         for (int w = 0; w < W; w++) store(sums + r * dim + w * UNIT, sum[r][w]);
 }
 
-// One row's scores of `units` units, of which it sees the first `seen` keys, to weights 2^(score * unit - maximum).
-// Returns what earlier sums have to be multiplied with. weights [CHUNK], all of it written.
-inline float soften(const float* scores, int seen, float unit, float* maximum, float* weight, bf16* weights) {
+// Scores of keys that a row doesn't see, from `seen` on, to such as have weight 0.
+inline void hide(float* scores, int seen, int end) {
     constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
-    alignas(64) static constexpr bf16 ONES[2 * UNIT] = {
-        0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80,
-        0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80,
-        0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80};
-    Lanes score[CHUNK_UNITS];
-    Lanes highest = all(HIDDEN);
-    for (int u = 0; u < CHUNK_UNITS; u++) {
-        score[u] = first_or(load(scores + u * UNIT), std::clamp(seen - u * UNIT, 0, UNIT), HIDDEN);
-        highest = max(score[u], highest);
+    for (int at = seen / UNIT * UNIT; at < end; at += UNIT)
+        store(scores + at, first_or(load(scores + at), std::clamp(seen - at, 0, UNIT), HIDDEN));
+}
+
+// R rows' scores of `units` units to weights 2^(score * unit - maximum), their sums added to `weight`. decay[r]: what
+// earlier sums have to be multiplied with. An odd number of units is filled up with weights of 0.
+template <int R, class Seen>
+inline void soften(float* scores, int units, Seen seen, float unit, float* maximum, float* weight, float* decay,
+                   bf16* weights) {
+    const int end = (units + 1) / 2 * 2 * UNIT;
+    alignas(64) float fall[LANES] = {};
+    for (int r = 0; r < R; r++) {
+        float* row = scores + r * CHUNK;
+        if (seen(r) < end) hide(row, seen(r), end);
+        Lanes highest = load(row);
+        for (int at = UNIT; at < end; at += UNIT) highest = max(load(row + at), highest);
+        const float before = maximum[r];
+        maximum[r] = std::max(before, largest_lane(highest) * unit);
+        fall[r] = before - maximum[r];
     }
-    const float before = *maximum;
-    *maximum = std::max(before, largest_lane(highest) * unit);
-    for (int u = 0; u < CHUNK_UNITS; u++)
-        store_rounded(weights + u * UNIT, power_of_two_below_one(score[u] * all(unit) - all(*maximum)));
-    alignas(64) float decay[LANES];
-    store(decay, power_of_two_below_one(all(before - *maximum)));
-    Lanes sum = load(weight) * all(decay[0]);
-    for (int u = 0; u < CHUNK_UNITS; u += 2)
-        sum = add_products(sum, load_pairs(weights + u * UNIT), load_pairs(ONES));
-    store(weight, sum);
-    return decay[0];
+    alignas(64) float decays[LANES];
+    store(decays, power_of_two_below_one(load(fall)));
+    const Pairs ones = rounded(all(1.0f), all(1.0f));
+    for (int r = 0; r < R; r++) {
+        decay[r] = decays[r];
+        const Lanes rise = all(-maximum[r]);
+        Lanes sum = load(weight + r * UNIT) * all(decays[r]);
+        for (int at = 0; at < end; at += 2 * UNIT) {
+            const float* row = scores + r * CHUNK + at;
+            const Lanes first = coarse_power_of_two_below_one(fused(load(row), all(unit), rise));
+            const Lanes second = coarse_power_of_two_below_one(fused(load(row + UNIT), all(unit), rise));
+            const Pairs both = rounded(first, second);
+            store(weights + r * CHUNK + at, both);
+            sum = add_products(sum, both, ones);
+        }
+        store(weight + r * UNIT, sum);
+    }
 }
 
 // R rows of a tile, one chunk. seen(r): how many of the chunk's keys row r sees. ahead: as many units, with AHEAD.
@@ -179,9 +194,7 @@ inline void attend_chunk(const bf16* queries, const KeyChunk& chunk, const KeyCh
     for (; u + MICRO_WIDTH <= units; u += MICRO_WIDTH)
         score<R, MICRO_WIDTH, AHEAD>(queries, dim, chunk.keys + u, ahead.keys + u, scores + u * UNIT);
     for (; u < units; u++) score<R, 1, AHEAD>(queries, dim, chunk.keys + u, ahead.keys + u, scores + u * UNIT);
-    for (int r = 0; r < R; r++)
-        decay[r] = soften(scores + r * CHUNK, seen(r), unit, states.maximum + r, states.weight + r * UNIT,
-                          weights + r * CHUNK);
+    soften<R>(scores, units, seen, unit, states.maximum, states.weight, decay, weights);
     int d = 0;
     for (; d + MICRO_WIDTH * UNIT <= dim; d += MICRO_WIDTH * UNIT)
         weigh<R, MICRO_WIDTH, AHEAD>(weights, chunk.values, ahead.values, d, units, dim, decay, states.sum + d);

@@ -140,7 +140,7 @@ inline void attend_rows(Team& team, const DecoderStep& step, const DecoderBuffer
     attention.out_stride = buffers.attended.pitch;
     team.each(static_cast<int>(step.item_count), [&](int item, int thread) {
         AttentionScratch scratch(attention.shape, buffers.attention + thread * buffers.attention_bytes);
-        attend(attention, step.items[item], scratch);
+        attend(attention, step.items, step.item_count, item, scratch);
     });
 }
 

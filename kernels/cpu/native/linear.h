@@ -4,20 +4,8 @@
 // the same operations. So its bits depend on that row alone.
 #pragma once
 
-#include <array>
-#include <utility>
-
-#include "floats.h"
 #include "gate.h"
-#include "panels.h"
-
-#if defined(TERCET_AVX512)
-#include "integers_avx512.h"
-#elif defined(TERCET_AVX2)
-#include "integers_avx2.h"
-#else
-#include "integers_generic.h"
-#endif
+#include "sums.h"
 
 namespace tercet {
 
@@ -42,52 +30,6 @@ struct Result {
     int64_t residual_pitch;
 };
 
-// Rows that are computed together, at most.
-constexpr int widest(Format format) {
-#if defined(TERCET_AVX512)
-    if (!is_integer(format)) return 4;
-    return format <= BYTES_HALF ? TILE : 8;
-#elif defined(TERCET_AVX2)
-    (void)format;
-    return 4;
-#else
-    (void)format;
-    return 1;
-#endif
-}
-
-using AddUp = void (*)(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums);
-using AddUpFloats = void (*)(const uint8_t* panel, int cols, const float* x, int64_t pitch, float* sums);
-
-template <Format F, int... I>
-constexpr std::array<AddUp, TILE> integer_widths(std::integer_sequence<int, I...>) {
-    return {add_up<LAYOUTS[F], I + 1>...};
-}
-template <Format F>
-constexpr auto integer_widths() {
-    return integer_widths<F>(std::make_integer_sequence<int, widest(F)>());
-}
-template <Format F, int... I>
-constexpr std::array<AddUpFloats, TILE> float_widths(std::integer_sequence<int, I...>) {
-    return {add_up_floats<F, I + 1>...};
-}
-template <Format F>
-constexpr auto float_widths() {
-    return float_widths<F>(std::make_integer_sequence<int, widest(F)>());
-}
-
-// [format][rows - 1]
-constexpr std::array<AddUp, TILE> INTEGER_SUMS[] = {
-    integer_widths<NIBBLES_HALF>(), integer_widths<NIBBLES_AFFINE_HALF>(), integer_widths<NIBBLES_AFFINE>(),
-    integer_widths<BYTES_HALF>(),   integer_widths<BYTES_AFFINE_HALF>(),   integer_widths<BYTES_AFFINE>(),
-    integer_widths<BYTES_SIXTEENS>(),
-};
-constexpr std::array<AddUpFloats, TILE> FLOAT_SUMS[] = {
-    float_widths<FLOATS>(),
-    float_widths<FLOATS_HALF>(),
-    float_widths<FLOATS_BRAIN>(),
-};
-
 // sums [rows of the tile][PANEL].
 inline void sum_panel(const Panel& panel, int cols, const Activations& x, int tile, float* sums) {
     const Tiling tiling{x.rows};
@@ -96,14 +38,14 @@ inline void sum_panel(const Panel& panel, int cols, const Activations& x, int ti
         QuantizedTile rows = x.quantized.tile(tile);
         for (int t = 0, n; t < width; t += n) {
             n = width - t < most ? width - t : most;
-            INTEGER_SUMS[panel.format][n - 1](panel.data, ceil_div(cols, GROUP), rows, sums + t * PANEL);
+            integer_sums(panel.format)[n - 1](panel.data, ceil_div(cols, GROUP), rows, sums + t * PANEL);
             rows.q += n * GROUP, rows.total += n, rows.half += n, rows.scale += n;
         }
     } else {
         const float* row = x.x + tiling.first(tile) * x.pitch;
         for (int t = 0, n; t < width; t += n) {
             n = width - t < most ? width - t : most;
-            FLOAT_SUMS[panel.format - FLOATS][n - 1](panel.data, cols, row + t * x.pitch, x.pitch, sums + t * PANEL);
+            float_sums(panel.format)[n - 1](panel.data, cols, row + t * x.pitch, x.pitch, sums + t * PANEL);
         }
     }
 }

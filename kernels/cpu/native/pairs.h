@@ -26,9 +26,16 @@ inline Pairs all_pairs(const bf16* p) {
 inline Lanes add_products(Lanes sum, Pairs a, Pairs b) {
     return {_mm512_dpbf16_ps(sum.v, std::bit_cast<__m512bh>(a.v), std::bit_cast<__m512bh>(b.v))};
 }
-inline void store_rounded(bf16* p, Lanes a) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), std::bit_cast<__m256i>(_mm512_cvtneps_pbh(a.v)));
+inline Pairs rounded(Lanes first, Lanes second) {
+    return {std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second.v, first.v))};
 }
+inline void store(bf16* p, Pairs a) { _mm512_storeu_si512(p, a.v); }
+// So that the compiler keeps it in a register instead of reading it again.
+inline Pairs kept(Pairs a) {
+    asm("" : "+v"(a.v));
+    return a;
+}
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { return fma(a, b, c); }
 inline Lanes first_or(Lanes a, int n, float other) {
     return {_mm512_mask_mov_ps(_mm512_set1_ps(other), first_lanes(n), a.v)};
 }
@@ -75,11 +82,15 @@ inline __m128i rounded(__m256 x) {
     const __m256i all = _mm256_blendv_epi8(number, not_a_number, unordered);
     return _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
 }
-inline void store_rounded(bf16* p, Lanes a) {
-    auto* words = reinterpret_cast<__m128i*>(p);
-    _mm_storeu_si128(words, rounded(a.low));
-    _mm_storeu_si128(words + 1, rounded(a.high));
+inline __m256i rounded(Lanes a) { return _mm256_set_m128i(rounded(a.high), rounded(a.low)); }
+inline Pairs rounded(Lanes first, Lanes second) { return {rounded(first), rounded(second)}; }
+inline void store(bf16* p, Pairs a) {
+    auto* words = reinterpret_cast<__m256i*>(p);
+    _mm256_storeu_si256(words, a.low);
+    _mm256_storeu_si256(words + 1, a.high);
 }
+inline Pairs kept(Pairs a) { return a; }
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { return fma(a, b, c); }
 inline Lanes first_or(Lanes a, int n, float other) {
     const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i low = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), place);
@@ -126,8 +137,19 @@ inline float even(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
 inline Lanes add_products(Lanes sum, Pairs a, Pairs b) {
     return lanewise([&](int i) { return sum.v[i] + odd(a.v[i]) * odd(b.v[i]) + even(a.v[i]) * even(b.v[i]); });
 }
-inline void store_rounded(bf16* p, Lanes a) {
-    for (int i = 0; i < LANES; i++) p[i] = rounded(a.v[i]);
+inline Pairs rounded(Lanes first, Lanes second) {
+    bf16 all[2 * LANES];
+    for (int i = 0; i < LANES; i++) {
+        all[i] = rounded(first.v[i]);
+        all[LANES + i] = rounded(second.v[i]);
+    }
+    return load_pairs(all);
+}
+inline void store(bf16* p, Pairs a) { std::memcpy(p, a.v, sizeof a.v); }
+inline Pairs kept(Pairs a) { return a; }
+// std::fma rounds once on every CPU, slowly where there is no such instruction.
+inline Lanes fused(Lanes a, Lanes b, Lanes c) {
+    return lanewise([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
 }
 inline Lanes first_or(Lanes a, int n, float other) {
     return lanewise([&](int i) { return i < n ? a.v[i] : other; });
@@ -145,19 +167,33 @@ inline Lanes scaled(Lanes a, Lanes shifted, Lanes x) {
 // To the second cache: the first is too small for what is worked on and what comes.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// 2^x for x <= 0, within 2e-7 of it, 1 for 0, 0 below -126; a NaN stays one. The same bits in every instruction set.
-// Adding 1.5 * 2^23 rounds x to a whole n and leaves n in the low bits; the polynomial is the one of degree 5 with the
-// least relative error on [-1/2, 1/2] that is 1 at 0.
+// 2^x for x <= 0: 1 for 0, 0 below -126; a NaN stays one. The same bits in every instruction set.
+// Adding 1.5 * 2^23 rounds x to a whole n and leaves n in the low bits. The polynomials are those with the least
+// relative error on [-1/2, 1/2] among those that are 1 at 0.
+
+// Within 2e-7 of it.
 inline Lanes power_of_two_below_one(Lanes x) {
     const Lanes shift = all(12582912.0f);
     const Lanes shifted = x + shift;
     const Lanes rest = x - (shifted - shift);
     Lanes p = all(1.32647273e-3f);
-    p = p * rest + all(9.67151299e-3f);
-    p = p * rest + all(5.55073358e-2f);
-    p = p * rest + all(2.40222424e-1f);
-    p = p * rest + all(6.93147004e-1f);
-    p = p * rest + all(1.0f);
+    p = fused(p, rest, all(9.67151299e-3f));
+    p = fused(p, rest, all(5.55073358e-2f));
+    p = fused(p, rest, all(2.40222424e-1f));
+    p = fused(p, rest, all(6.93147004e-1f));
+    p = fused(p, rest, all(1.0f));
+    return scaled(p, shifted, x);
+}
+
+// Within 1.1e-4 of it, for what will be rounded to bfloat16, which is up to 3.9e-3 off.
+inline Lanes coarse_power_of_two_below_one(Lanes x) {
+    const Lanes shift = all(12582912.0f);
+    const Lanes shifted = x + shift;
+    const Lanes rest = x - (shifted - shift);
+    Lanes p = all(5.50089292e-2f);
+    p = fused(p, rest, all(2.42210969e-1f));
+    p = fused(p, rest, all(6.93282902e-1f));
+    p = fused(p, rest, all(1.0f));
     return scaled(p, shifted, x);
 }
 

@@ -1,0 +1,35 @@
+// The sums of a panel with some rows, by format and number of rows. They are compiled apart, each once.
+#pragma once
+
+#include "panels.h"
+
+namespace tercet {
+
+// Rows that are computed together, at most.
+constexpr int widest(Format format) {
+#if defined(TERCET_AVX512)
+    if (!is_integer(format)) return 4;
+    return format <= BYTES_HALF ? TILE : 8;
+#elif defined(TERCET_AVX2)
+    (void)format;
+    return 4;
+#else
+    (void)format;
+    return 1;
+#endif
+}
+
+// sums [rows][PANEL].
+using AddUp = void (*)(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums);
+using AddUpFloats = void (*)(const uint8_t* panel, int cols, const float* x, int64_t pitch, float* sums);
+
+// [rows - 1], up to widest(format).
+const AddUp* nibble_sums(Format format);
+const AddUp* byte_sums(Format format);
+const AddUpFloats* float_sums(Format format);
+
+inline const AddUp* integer_sums(Format format) {
+    return LAYOUTS[format].nibbles ? nibble_sums(format) : byte_sums(format);
+}
+
+}  // namespace tercet

@@ -1,0 +1,15 @@
+#include "sum_tables.h"
+
+namespace tercet {
+
+const AddUp* byte_sums(Format format) {
+    static constexpr std::array<AddUp, TILE> SUMS[] = {
+        integer_widths<BYTES_HALF>(),
+        integer_widths<BYTES_AFFINE_HALF>(),
+        integer_widths<BYTES_AFFINE>(),
+        integer_widths<BYTES_SIXTEENS>(),
+    };
+    return SUMS[format - BYTES_HALF].data();
+}
+
+}  // namespace tercet
