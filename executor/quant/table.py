@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 from executor.loading.gguf import GgufFile
 from executor.quant.native import NativeScheme
+from executor.quant.requantized import Bf16Scheme, Int8Scheme
 from kernels.ops import Ops
 
-SCHEMES: dict[str, Callable[[GgufFile, Ops], NativeScheme]] = {"native": NativeScheme}
+SCHEMES: dict[str, Callable[[GgufFile, Ops], NativeScheme]] = {
+    scheme.name: scheme for scheme in (NativeScheme, Int8Scheme, Bf16Scheme)
+}

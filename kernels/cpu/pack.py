@@ -35,9 +35,10 @@ class Format(IntEnum):
     BYTES_AFFINE_HALF = 4
     BYTES_AFFINE = 5
     BYTES_SIXTEENS = 6
-    FLOATS = 7
-    FLOATS_HALF = 8
-    FLOATS_BRAIN = 9
+    BYTES_ROWS = 7
+    FLOATS = 8
+    FLOATS_HALF = 9
+    FLOATS_BRAIN = 10
 
     @property
     def integer(self) -> bool:
@@ -194,6 +195,8 @@ def _chunks(part: StoredMatrix) -> Iterator[tuple[int, Tensor]]:
 
 def _integer_formats(part: StoredMatrix) -> tuple[Format | None, Format | None]:
     first = _unpack(part, part.blocks[:1])
+    if part.bits == 8 and first.minimum is None and first.scale.shape[1] == 1:
+        return (Format.BYTES_HALF if part.cols == GROUP else None), Format.BYTES_ROWS
     kind = (part.bits == 4, first.minimum is not None, part.cols // first.scale.shape[1])
     if kind not in _INTEGERS:
         raise ValueError(f"{part.name}: no panels for {part.bits} bits in groups of {kind[2]}")

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -185,6 +186,82 @@ def test_instruction_sets_agree(shape: AttentionShape) -> None:
         team.close()
     for answer in answers[1:]:
         assert torch.equal(answer, answers[0])
+
+
+# -- variants ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    window: int = 0
+    cap: float = 0.0
+    sinks: bool = False
+
+
+VARIANTS = [
+    Variant(window=1),
+    Variant(window=2, cap=3.0),
+    Variant(window=16),
+    Variant(window=100, sinks=True),
+    Variant(window=256),
+    Variant(window=400),
+    Variant(window=5000),
+    Variant(cap=2.0),
+    Variant(sinks=True),
+    Variant(cap=1.5, sinks=True),
+]
+
+
+def run_variant(native: NativeAttention, case: PagedCase, variant: Variant) -> Tensor:
+    pages, shape = filled_pages(native, case, math.nan), case.shape
+    plan = native.plan(case.rows, shape, variant.window)
+    sinks = sinks_of(shape) if variant.sinks else None
+    return native.attend(case.q, *pages, plan, shape, shape.head_dim**-0.5, cap=variant.cap, sinks=sinks)
+
+
+def sinks_of(shape: AttentionShape) -> Tensor:
+    return torch.linspace(-3, 9, shape.heads)
+
+
+def variant_answer(case: PagedCase, variant: Variant) -> Tensor:
+    """As `dense_answer`, in float64."""
+    answers, shape = [], case.shape
+    ratio = shape.heads // shape.kv_heads
+    for index, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
+        first, last = case.rows.query_start[index : index + 2].tolist()
+        wide_keys, wide_values = (part.double().repeat_interleave(ratio, dim=1) for part in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", case.q[first:last].double(), wide_keys) * shape.head_dim**-0.5
+        if variant.cap:
+            scores = variant.cap * (scores / variant.cap).tanh()
+        behind = torch.arange(keys.shape[0] - (last - first), keys.shape[0])[:, None] - torch.arange(keys.shape[0])
+        unseen = (behind < 0) | (behind >= (variant.window or math.inf))
+        scores = scores.masked_fill(unseen, -math.inf)
+        if variant.sinks:
+            sinks = sinks_of(shape).double()[:, None, None].expand(-1, last - first, 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        weights = scores.softmax(-1)[..., : keys.shape[0]]
+        answers.append(torch.einsum("hqk,khd->qhd", weights, wide_values))
+    return torch.cat(answers).float()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_answers_of_variants(native: NativeAttention, variant: Variant) -> None:
+    for shape in (MODEL, AttentionShape(6, 2, 34, 20)):
+        case = narrowed(paged_case(shape, [(1, 1), (17, 17), (300, 80), (600, 1), (1000, 1), (257, 257)]))
+        actual, expected = run_variant(native, case, variant), variant_answer(case, variant)
+        assert float((actual - expected).abs().max()) < 2**-8 * 3
+        assert float((actual - expected).square().mean().sqrt()) < 2e-3
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_decode_row_of_a_variant_equals_the_row_in_a_prefill(native: NativeAttention, variant: Variant) -> None:
+    length = 2 * 256 + 45
+    case = paged_case(MODEL, [(length, length)])
+    whole = run_variant(native, case, variant)
+    for row in (0, 1, 15, 16, 63, 64, 99, 100, 255, 256, 257, 400, 511, 512, length - 1):
+        assert torch.equal(run_variant(native, cut(case, row, row + 1), variant), whole[row : row + 1]), row
+    for start, stop in ((0, 16), (97, 98), (131, 300), (250, length)):
+        assert torch.equal(run_variant(native, cut(case, start, stop), variant), whole[start:stop]), (start, stop)
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

@@ -55,8 +55,33 @@ inline __m256 scaled(__m256i dot, int32_t total, __m256 scale, __m256 sum) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum);
 }
 
+// With a scale for a whole row, the sum of a span is one of integers.
+template <IntegerLayout L, int WIDTH>
+    requires(L.per == 0)
+inline void add_up_half(const uint8_t* panel, int lane, int groups, const QuantizedTile& x, float* sums) {
+    const uint8_t* integers = panel + L.integers_at(groups) + lane * 4;
+    const __m256 scale = load_scale<L>(panel + lane * L.scale_bytes());
+    for (int t = 0; t < WIDTH; t++) {
+        __m256 total = _mm256_setzero_ps();
+        for (int g = 0, span = 0; g < groups; span++) {
+            __m256i part = _mm256_setzero_si256();
+            for (const int end = g + SPAN / GROUP < groups ? g + SPAN / GROUP : groups; g < end; g++) {
+                const uint8_t* steps = integers + int64_t{g} * L.group_bytes();
+                const int64_t at = int64_t{g} * x.width + t;
+                part = _mm256_add_epi32(part, dot<L>(steps, 0, x.q + at * GROUP));
+                part = _mm256_add_epi32(part, dot<L>(steps, 1, x.q + at * GROUP));
+                part = _mm256_sub_epi32(part, _mm256_set1_epi32(L.offset() * x.total[at]));
+            }
+            const __m256 by = _mm256_set1_ps(x.scale[int64_t{span} * x.width + t]);
+            total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(part), by, total);
+        }
+        _mm256_storeu_ps(sums + t * PANEL + lane, _mm256_mul_ps(total, scale));
+    }
+}
+
 // sums [WIDTH][PANEL], of the tile's rows from x on; here its lanes from `lane` on.
 template <IntegerLayout L, int WIDTH>
+    requires(L.per != 0)
 inline void add_up_half(const uint8_t* panel, int lane, int groups, const QuantizedTile& x, float* sums) {
     constexpr int SCALES = GROUP / L.per, STRIDE = PANEL * L.scale_bytes();
     const uint8_t* scales = panel + lane * L.scale_bytes();

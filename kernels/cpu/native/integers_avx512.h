@@ -77,8 +77,45 @@ inline __m512 add_group(const __m512i (&steps)[8], const QuantizedTile& x, int64
     return sum;
 }
 
+// With a scale for a whole row, the sum of a span is one of integers.
+template <IntegerLayout L, int WIDTH>
+    requires(L.per == 0)
+void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
+    const uint8_t* at = panel + L.integers_at(groups);
+    __m512 total[WIDTH];
+#pragma GCC unroll 16
+    for (int t = 0; t < WIDTH; t++) total[t] = _mm512_setzero_ps();
+    for (int g = 0, span = 0; g < groups; span++) {
+        __m512i part[WIDTH];
+#pragma GCC unroll 16
+        for (int t = 0; t < WIDTH; t++) part[t] = _mm512_setzero_si512();
+        for (const int end = g + SPAN / GROUP < groups ? g + SPAN / GROUP : groups; g < end; g++) {
+            for (int line = 0; line < L.group_bytes(); line += 64) _mm_prefetch(at + AHEAD + line, _MM_HINT_T1);
+            __m512i steps[8];
+            load_steps<L>(at, steps);
+            at += L.group_bytes();
+#pragma GCC unroll 16
+            for (int t = 0; t < WIDTH; t++) {
+                const int64_t place = int64_t{g} * x.width + t;
+                const __m512i total_of = _mm512_set1_epi32(x.total[place]);
+                const __m512i dots = _mm512_add_epi32(dot<0, 4>(steps, x.q + place * GROUP),
+                                                      dot<4, 8>(steps, x.q + place * GROUP));
+                part[t] = _mm512_add_epi32(part[t], _mm512_sub_epi32(dots, _mm512_slli_epi32(total_of, 7)));
+            }
+        }
+#pragma GCC unroll 16
+        for (int t = 0; t < WIDTH; t++)
+            total[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[t]),
+                                       _mm512_set1_ps(x.scale[int64_t{span} * x.width + t]), total[t]);
+    }
+    const __m512 scale = load_scale<L>(panel);
+#pragma GCC unroll 16
+    for (int t = 0; t < WIDTH; t++) _mm512_storeu_ps(sums + t * PANEL, _mm512_mul_ps(total[t], scale));
+}
+
 // sums [WIDTH][PANEL], of the tile's rows from x on.
 template <IntegerLayout L, int WIDTH>
+    requires(L.per != 0)
 void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
     constexpr int SCALES = GROUP / L.per, STRIDE = PANEL * L.scale_bytes();
     constexpr int BYTES = L.group_bytes() + (SCALES + (L.affine ? 1 : 0)) * STRIDE;  // that a group adds to a panel

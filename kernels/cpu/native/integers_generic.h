@@ -32,8 +32,32 @@ inline void dot(const uint8_t* integers, const int8_t* q, int from, int to, int3
     }
 }
 
+// With a scale for a whole row, the sum of a span is one of integers.
+template <IntegerLayout L, int WIDTH>
+    requires(L.per == 0)
+void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
+    const uint8_t* integers = panel + L.integers_at(groups);
+    for (int t = 0; t < WIDTH; t++) {
+        float total[PANEL] = {};
+        for (int g = 0, span = 0; g < groups; span++) {
+            int32_t part[PANEL] = {};
+            for (const int end = g + SPAN / GROUP < groups ? g + SPAN / GROUP : groups; g < end; g++) {
+                const int64_t at = int64_t{g} * x.width + t;
+                int32_t sum[PANEL];
+                dot<L>(integers + int64_t{g} * L.group_bytes(), x.q + at * GROUP, 0, GROUP, sum);
+                for (int r = 0; r < PANEL; r++) part[r] += sum[r] - L.offset() * x.total[at];
+            }
+            const float by = x.scale[int64_t{span} * x.width + t];
+            for (int r = 0; r < PANEL; r++) total[r] += static_cast<float>(part[r]) * by;
+        }
+        for (int r = 0; r < PANEL; r++)
+            sums[t * PANEL + r] = total[r] * load_scale<L>(panel + r * L.scale_bytes());
+    }
+}
+
 // sums [WIDTH][PANEL], of the tile's rows from x on.
 template <IntegerLayout L, int WIDTH>
+    requires(L.per != 0)
 void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
     constexpr int SCALES = GROUP / L.per, SIZE = L.scale_bytes(), OFFSET = L.affine ? 0 : L.offset();
     const uint8_t* minimums = panel + L.minimums_at(groups);

@@ -11,11 +11,11 @@ TERCET_EXPORT int64_t tercet_panel_bytes(int format, int cols) {
     return format >= 0 && format < FORMATS ? panel_bytes(static_cast<Format>(format), cols) : -1;
 }
 
-// q [rows][cols], scale [rows][cols / per], minimum like scale or null -> ceil(rows / 16) panels at out, zeroed before.
+// q [rows][cols], scale [rows][cols / per] or [rows], minimum like scale or null -> ceil(rows / 16) panels at out, zeroed before.
 TERCET_EXPORT void tercet_pack_integers(int format, const uint8_t* q, const float* scale, const float* minimum,
                                         int rows, int cols, int is_signed, uint8_t* out) {
     const auto kind = static_cast<Format>(format);
-    const int scales = cols / LAYOUTS[kind].per;
+    const int scales = LAYOUTS[kind].scales(ceil_div(cols, GROUP));
     const int64_t size = panel_bytes(kind, cols);
     for (int row = 0; row < rows; row += PANEL, out += size) {
         const int64_t at = int64_t{row} * scales;

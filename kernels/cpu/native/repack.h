@@ -11,7 +11,7 @@ namespace tercet {
 // Rows as `executor.quant.ggml.Groups` has them: w = scale * (u - zero) + minimum.
 struct Unpacked {
     const uint8_t* q;      // [rows][cols]; as signed bytes if `is_signed`
-    const float* scale;    // [rows][cols / per]
+    const float* scale;    // [rows][cols / per], or [rows]
     const float* minimum;  // likewise, or null
     int cols;
     bool is_signed;  // then u = q + OFFSET, and there is no minimum
@@ -39,7 +39,7 @@ inline float load_stored(bool halves, const uint8_t* at) {
 // `rows` of the panel come from `from`, the rest are zeros. out: panel_bytes(format, cols), zeroed.
 inline void pack_integers(Format format, const Unpacked& from, int rows, uint8_t* out) {
     const IntegerLayout layout = LAYOUTS[format];
-    const int groups = from.cols / GROUP, scales = from.cols / layout.per, size = layout.scale_bytes();
+    const int groups = ceil_div(from.cols, GROUP), scales = layout.scales(groups), size = layout.scale_bytes();
     const uint8_t offset = from.is_signed ? layout.offset() : 0, mask = layout.nibbles ? 15 : 255;
     uint8_t* integers = out + layout.integers_at(groups);
     for (int r = 0; r < rows; r++) {
@@ -53,8 +53,9 @@ inline void pack_integers(Format format, const Unpacked& from, int rows, uint8_t
         for (int r = 0; r < rows; r++) {
             const uint8_t* q = from.q + int64_t{r} * from.cols + g * GROUP;
             uint8_t* at = integers + int64_t{g} * layout.group_bytes() + 4 * r;
-            uint8_t u[GROUP];
-            for (int c = 0; c < GROUP; c++) u[c] = static_cast<uint8_t>(q[c] + offset) & mask;
+            uint8_t u[GROUP] = {};
+            const int cols = from.cols - g * GROUP < GROUP ? from.cols - g * GROUP : GROUP;
+            for (int c = 0; c < cols; c++) u[c] = static_cast<uint8_t>(q[c] + offset) & mask;
             if (layout.nibbles)
                 for (int c = 0; c < GROUP / 2; c++) u[c] |= static_cast<uint8_t>(u[c + GROUP / 2] << 4);
             for (int j = 0; j < (layout.nibbles ? 4 : 8); j++) std::memcpy(at + 64 * j, u + 4 * j, 4);
@@ -67,7 +68,7 @@ inline void pack_floats(Format format, const float* weights, int cols, int rows,
         for (int r = 0; r < rows; r++) {
             const float value = weights[int64_t{r} * cols + c];
             const uint16_t narrow = format == FLOATS_HALF ? to_half(value) : to_brain(value);
-            uint8_t* at = out + (int64_t{c} * PANEL + r) * float_bytes(format);
+            uint8_t* at = out + float_at(format, c, r);
             if (format == FLOATS)
                 std::memcpy(at, &value, 4);
             else
@@ -78,9 +79,8 @@ inline void pack_floats(Format format, const float* weights, int cols, int rows,
 // One row of a panel. out [cols].
 inline void decode_row(const Panel& panel, int cols, int r, float* out) {
     if (!is_integer(panel.format)) {
-        const int size = float_bytes(panel.format);
         for (int c = 0; c < cols; c++) {
-            const uint8_t* at = panel.data + (int64_t{c} * PANEL + r) * size;
+            const uint8_t* at = panel.data + float_at(panel.format, c, r);
             uint16_t narrow;
             std::memcpy(&narrow, at, 2);
             if (panel.format == FLOATS)
@@ -96,7 +96,8 @@ inline void decode_row(const Panel& panel, int cols, int r, float* out) {
     const uint8_t* integers = panel.data + layout.integers_at(groups);
     for (int c = 0; c < cols; c++) {
         const int g = c / GROUP, step = c % GROUP / 4;
-        const float scale = load_stored(layout.halves, panel.data + (c / layout.per * PANEL + r) * size);
+        const int s = layout.per ? c / layout.per : 0;
+        const float scale = load_stored(layout.halves, panel.data + (s * PANEL + r) * size);
         const uint8_t* at = integers + int64_t{g} * layout.group_bytes() + 4 * r + c % 4;
         const int u = layout.nibbles ? at[64 * (step % 4)] >> (step / 4 * 4) & 15 : at[64 * step];
         if (layout.affine)

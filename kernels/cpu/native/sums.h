@@ -8,7 +8,7 @@ namespace tercet {
 // Rows that are computed together, at most.
 constexpr int widest(Format format) {
 #if defined(TERCET_AVX512)
-    if (!is_integer(format)) return 4;
+    if (!is_integer(format)) return format == FLOATS_BRAIN ? 8 : 4;
     return format <= BYTES_HALF ? TILE : 8;
 #elif defined(TERCET_AVX2)
     (void)format;

@@ -8,6 +8,7 @@ const AddUp* byte_sums(Format format) {
         integer_widths<BYTES_AFFINE_HALF>(),
         integer_widths<BYTES_AFFINE>(),
         integer_widths<BYTES_SIXTEENS>(),
+        integer_widths<BYTES_ROWS>(),
     };
     return SUMS[format - BYTES_HALF].data();
 }
