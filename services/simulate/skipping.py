@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
+from operator import sub
 
 from services.scheduler.core.binding import Binding
 from services.scheduler.core.calls import (
@@ -51,7 +52,7 @@ class _LookingBinding(Binding):
     def replay(self, lane: LaneId, rows: int, times: Series[int]) -> None:
         """`applied` and `planned`, a token of so many rows, at each of the times; the steps in flight are alike."""
         pace = self._paces[lane]
-        pace.fit.observe_each(rows, [at - before for before, at in zip((pace.freed_at, *times), times, strict=False)])
+        pace.fit.observe_each(rows, map(sub, times, (pace.freed_at, *times)))
         pace.freed_at = times[-1]
         for at in times[-len(pace.in_flight) :]:
             pace.in_flight.popleft()
