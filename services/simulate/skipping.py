@@ -101,7 +101,9 @@ class SkippingCore(SchedulerCore):
         steps = min(sequence.bound - 1 - sequence.placed().computed for sequence in lane.running)
         growing = sum(not sequence.placed().reserved for sequence in lane.running)
         if growing:
-            steps = min(steps, lane.cache.available // growing * lane.spec.block_size)
+            # Which blocks are leased changes with time: what is to be reclaimed is not known for many steps.
+            blocks = lane.pool.free if lane.cache.leased else lane.cache.available
+            steps = min(steps, blocks // growing * lane.spec.block_size)
         if steps < 1 or not self._uniform(lane):
             return None
         deadlines = [deadline for sequence in lane.running if (deadline := self._deadlines.get(sequence.key))]
@@ -127,9 +129,7 @@ class SkippingCore(SchedulerCore):
             if not placement.reserved:
                 lacking = lane.spec.blocks_for(placement.computed) - len(placement.blocks)
                 if lacking:
-                    placement.blocks.extend(lane.cache.allocate(lacking))
-            if sequence.submission.limits.between_tokens_ns is not None:
-                self._arm(sequence)
+                    lane.grow(placement, lacking)
         self._gate.served(served)
         lane.planned += steps
         for _ in range(steps):
@@ -137,7 +137,7 @@ class SkippingCore(SchedulerCore):
             lane.pool.applied(lane.applied)  # nothing is fenced
         for _ in range(len(lane.in_flight)):
             step = lane.in_flight.popleft()
-            ends = tuple((row, end + steps) for row, end in step.ends)
+            ends = tuple((placement, end + steps) for placement, end in step.ends)
             lane.in_flight.append(replace(step, step_id=step.step_id + steps, ends=ends))
         self._ledger.count(steps=steps, planned_tokens=rows * steps, sampled=rows * steps)
         return [sequence.key for sequence in lane.running]
@@ -150,8 +150,8 @@ class SkippingCore(SchedulerCore):
         for step in lane.in_flight:
             if len(step.rows) != rows or step.tokens != rows:
                 return False
-            for row, sequence in zip(step.rows, lane.running, strict=True):
-                if row.placement is not sequence.placement:
+            for placement, sequence in zip(step.rows, lane.running, strict=True):
+                if placement is not sequence.placement:
                     return False
         if any(sequence.placed().pending != depth for sequence in lane.running):
             raise InvariantError(f"lane {lane.id}: draws pending are not the steps in flight")

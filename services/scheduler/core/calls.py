@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.scheduler.core.limits import LadderConfig, Rung, TenantQuota, require
+from services.scheduler.core.limits import LadderConfig, Rung, SessionLease, TenantQuota, require
 
 SequenceKey = str  # unique among live sequences; the shell derives it from (tenant, request id, attempt, index)
 LaneId = str  # one executor lease: a new epoch is a new lane
@@ -56,6 +56,7 @@ class CoreConfig:
     quotas: Mapping[str, TenantQuota] = field(default_factory=dict)  # by tenant
     ladder: LadderConfig = field(default_factory=LadderConfig)
     tenant_cache_share: float = 1.0  # of a pool: cached blocks that nobody holds, and pinned ones, of one tenant
+    session_lease: SessionLease = field(default_factory=SessionLease)
     kv_events: bool = False  # whether `take_kv_events` has something to give; who sets it must take them
 
     def __post_init__(self) -> None:
@@ -316,6 +317,7 @@ class LaneLoad:
     blocks_fenced: int  # released, still written by a step in flight
     blocks_free: int
     blocks_cached: int = 0  # held by nobody, found by the prefix cache; they count as available
+    blocks_leased: int = 0  # of them, kept for sessions that pause
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,16 +70,29 @@ class WaitingQueue:
     def policy(self) -> Policy:
         return self._policy
 
-    def take(self, sequence: Sequence, cached: int) -> None:
-        """It is admitted, with so many tokens found in a cache. Its tenant pays for the others, once."""
-        if not sequence.charged:
-            sequence.charged = True
-            self._counters.charge(sequence.submission.tenant, prompt=max(0, sequence.known - cached))
+    def take(self, sequence: Sequence, cached: int, soon: int) -> None:
+        """It is admitted, with so many tokens found in a cache, where a sequence draws `soon` tokens in a moment."""
+        sequence.charged = True
+        sequence.deposit = self.price(sequence, cached, soon)
+        self._counters.deposit(sequence.submission.tenant, sequence.deposit)
         sequence.claimed = None
         self.remove(sequence)
 
+    def price(self, sequence: Sequence, cached: int, soon: int) -> int:
+        """What its tenant deposits when it is admitted."""
+        prompt, output = sequence.ahead(cached)
+        return self._counters.price(sequence.submission.tenant, prompt=prompt, output=output, soon=soon)
+
+    def vacated(self, sequence: Sequence) -> None:
+        """It runs no more: its tenant has its deposit back."""
+        self._counters.deposit(sequence.submission.tenant, -sequence.deposit)
+        sequence.deposit = 0
+
     def push(self, sequence: Sequence) -> None:
+        """New, or back from a lane."""
         tenant = sequence.submission.tenant
+        if sequence.deposit:
+            self.vacated(sequence)
         if tenant not in self._tenants and not sequence.charged:
             self._counters.returned(tenant, self._tenants)
         self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
@@ -255,7 +268,7 @@ class WaitingQueue:
                 insort(self._order, (after, number))
 
     def _rank(self, flow: _Flow) -> None:
-        served = self._counters.served(flow[1]) if self._policy.by_tenant else 0
+        served = self._counters.counter(flow[1]) if self._policy.by_tenant else 0
         rank = self._rank_of[flow] = (served, flow[1], flow[0])
         insort(self._groups[flow[0]].ranks, rank)
 
