@@ -41,10 +41,6 @@ class SessionLease:
     ns: int = 0  # most that a lease lives; 0: there are none
     full_below: float = 0.5  # pressure from which on the time shrinks, evenly to nothing where the pool is full
 
-    def __post_init__(self) -> None:
-        require("ns", self.ns, at_least=0)
-        require("full_below", self.full_below, at_least=0, at_most=0.99)
-
     def ttl_ns(self, pressure: float) -> int:
         """What a lease lives at this pressure."""
         return int(self.ns * min(1.0, max(0.0, (1 - pressure) / (1 - self.full_below))))

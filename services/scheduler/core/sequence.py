@@ -124,9 +124,9 @@ class Sequence:
 
     @property
     def continues(self) -> bool:
-        """Whether it is a turn of a session: it found at least half of its prompt when it first came in. One that
+        """Whether it is a turn of a session: it found a third of its prompt or more when it first came in. One that
         found nothing may begin a session, or never be heard of again: there is no way to tell."""
-        return 2 * (self.cached or 0) >= self.submission.prompt_len
+        return 3 * (self.cached or 0) >= self.submission.prompt_len
 
     def placed(self) -> Placement:
         if self.placement is None:
