@@ -194,6 +194,12 @@ class SchedulerConfig(Settings):
         1.0, "share of blocks that one tenant's prefixes may keep while unused, or pin", minimum=0, maximum=1
     )
     pin_max_s: float = setting(3600.0, "longest time for which a prefix is pinned", unit="s", minimum=0)
+    session_lease_s: float = setting(
+        300.0, "longest time for which a chat that pauses keeps its blocks; 0: none", unit="s", minimum=0, maximum=86400
+    )
+    session_lease_full_below: float = setting(
+        0.5, "share of blocks in use or leased from which on leases get shorter", minimum=0, maximum=0.99
+    )
     default_max_tokens: int | None = setting(
         None, "output limit of requests that name none; none means the context", unit="tokens", minimum=1
     )

@@ -50,13 +50,28 @@ class User:
     """What one submission was promised and given."""
 
     submission: Submission
+    submitted_at: int = 0
     given: int = 0
+    admitted: bool = False  # ever; or its answer had begun elsewhere
+    last_token_at: int | None = None
     preempted: int = 0
     finished: Finished | None = None
 
     @property
     def ids(self) -> int:
         return self.submission.prompt_len + self.submission.output_len + self.given
+
+    def out_of_time(self, now: int) -> bool:
+        limits, begun = self.submission.limits, self.last_token_at is not None
+        return any(
+            limit is not None and counts and since + limit <= now
+            for limit, counts, since in (
+                (limits.queue_ns, not self.admitted, self.submitted_at),
+                (limits.first_token_ns, not begun, self.submitted_at),
+                (limits.between_tokens_ns, begun, self.last_token_at or 0),
+                (limits.total_ns, True, self.submitted_at),
+            )
+        )
 
 
 @dataclass
@@ -191,7 +206,10 @@ class World:
             submission = replace(submission, max_tokens=accepted.max_tokens or self.config.ladder.max_tokens)
         if submission.key in self.users:
             self.past.append(self.users[submission.key])
-        self.users[submission.key] = User(submission)
+        begun = submission.output_len > 0
+        self.users[submission.key] = User(
+            submission, self.now, admitted=begun, last_token_at=self.now if begun else None
+        )
 
     def cancel(self, key: str) -> list[Emission]:
         return self.take(self.core.cancel(key, self.now))
@@ -200,7 +218,13 @@ class World:
         return self.take(self.core.stop(key, kept, self.now))
 
     def expire(self) -> list[Emission]:
-        return self.take(self.core.expire(self.now))
+        late = [user.submission.key for user in self.live() if user.out_of_time(self.now)]
+        deadline = self.core.next_deadline()
+        assert not late or (deadline is not None and deadline <= self.now), "nobody would have called in time"
+        ended = self.take(self.core.expire(self.now))
+        assert sorted(one.key for one in ended) == sorted(late)
+        assert not (after := self.core.next_deadline()) or after > self.now
+        return ended
 
     def plan(self, lane: str) -> Plan | None:
         self.expire()
@@ -213,6 +237,8 @@ class World:
         for preempted in plan.preempted:
             self.users[preempted.key].preempted += 1
         assert all(isinstance(one, Admitted) and one.lane == lane for one in plan.admitted)
+        for admitted in plan.admitted:
+            self.users[admitted.key].admitted = True
         assert not (plan.admitted and lane in self.closed), f"{lane} is closed and admits"
         assert all(isinstance(one, Preempted) for one in plan.preempted)
         executor.run(plan, self.users)
@@ -237,6 +263,7 @@ class World:
             match emission:
                 case Tokens():
                     user.given += emission.count
+                    user.last_token_at = self.now
                 case Finished():
                     user.finished = emission
                     self._check_finished(user, emission)

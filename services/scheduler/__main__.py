@@ -139,6 +139,8 @@ def _core_config(config: SchedulerConfig) -> CoreConfig:
             max_tokens=config.degrade.degrade_max_tokens,
         ),
         tenant_cache_share=config.tenant_cache_share,
+        session_lease_ns=_ns(config.session_lease_s),
+        session_lease_full_below=config.session_lease_full_below,
         kv_events=config.prefix_cache,
     )
 

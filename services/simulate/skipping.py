@@ -92,7 +92,9 @@ class SkippingCore(SchedulerCore):
         steps = min(sequence.bound - 1 - sequence.placed().computed for sequence in lane.running)
         growing = sum(not sequence.placed().reserved for sequence in lane.running)
         if growing:
-            steps = min(steps, lane.cache.available // growing * lane.spec.block_size)
+            # Which blocks are leased changes with time: what is to be reclaimed is not known for many steps.
+            blocks = lane.pool.free if lane.cache.leased else lane.cache.available
+            steps = min(steps, blocks // growing * lane.spec.block_size)
         if steps < 1 or not self._uniform(lane):
             return None
         deadlines = [deadline for sequence in lane.running if (deadline := self._deadlines.get(sequence.key))]
@@ -109,7 +111,7 @@ class SkippingCore(SchedulerCore):
             reach = placement.computed + steps
             if reach > len(placement.blocks) * size:
                 lacking = lane.spec.blocks_for(reach) - len(placement.blocks)
-                placement.blocks.extend(lane.cache.allocate(lacking))
+                lane.grow(placement, lacking)
 
     def skip(self, lane_id: LaneId, times: Series[int], seen: int = 0) -> list[SequenceKey]:
         """An apply and a plan at each of the times, the first `seen` of which were glanced at. Who got so many tokens
@@ -126,15 +128,16 @@ class SkippingCore(SchedulerCore):
             placement.last_step += steps
             sequence.deliver(steps, last_at)
             served[submission.tenant] = served.get(submission.tenant, 0) + steps
-            if submission.limits.between_tokens_ns is not None:
-                self._arm(sequence)
         self._gate.served(served)
         lane.planned += steps
         lane.applied += steps
         lane.pool._applied = lane.applied  # as so many calls of `applied` would: nothing is fenced
         lane.in_flight = deque(
             InFlight(
-                step.step_id + steps, step.rows, tuple([(row, end + steps) for row, end in step.ends]), step.tokens
+                step.step_id + steps,
+                step.rows,
+                tuple([(placement, end + steps) for placement, end in step.ends]),
+                step.tokens,
             )
             for step in lane.in_flight
         )
@@ -149,8 +152,8 @@ class SkippingCore(SchedulerCore):
         for step in lane.in_flight:
             if len(step.rows) != rows or step.tokens != rows:
                 return False
-            for row, sequence in zip(step.rows, lane.running, strict=True):
-                if row.placement is not sequence.placement:
+            for placement, sequence in zip(step.rows, lane.running, strict=True):
+                if placement is not sequence.placement:
                     return False
         if any(sequence.placed().pending != depth for sequence in lane.running):
             raise InvariantError(f"lane {lane.id}: draws pending are not the steps in flight")

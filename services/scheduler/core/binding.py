@@ -20,13 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.scheduler.core.calls import LaneId, Plan
+from services.scheduler.core.calls import LaneId
 from services.scheduler.core.cost import CostEstimate, StepFit
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.sequence import Sequence
 
 LEFT_AT_MOST: Final = 8
 CHOICES: Final = 8
+SOON_NS: Final = 1_000_000_000
 CLEARLY: Final = 0.9  # of two forecasts that are nearer than that, the active requests decide
 
 
@@ -69,9 +70,9 @@ class Binding:
     def closed(self, lane: LaneId) -> bool:
         return lane in self._closed
 
-    def planned(self, lane: LaneId, plan: Plan, now: int) -> None:
+    def planned(self, lane: LaneId, tokens: int, now: int) -> None:
         pace = self._paces[lane]
-        pace.in_flight.append((sum(piece.count for piece in plan.slices), now))
+        pace.in_flight.append((tokens, now))
         pace.backlog = None
 
     def applied(self, lane: LaneId, now: int) -> None:
@@ -109,6 +110,11 @@ class Binding:
         if pace.backlog is None:
             pace.backlog = sum(missing for other in lane.running if (missing := other.missing) > 1)
         return pace.backlog
+
+    def soon(self, lane: LaneId) -> int:
+        """Tokens that a sequence draws there in SOON_NS at the pace of the last steps."""
+        mean = self._paces[lane].fit.mean_ns
+        return 64 if mean is None else min(1024, max(4, int(SOON_NS / max(mean, 1.0))))
 
     def estimate(self, lane: LaneId) -> CostEstimate | None:
         return self._paces[lane].fit.estimate()

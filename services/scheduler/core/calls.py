@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.scheduler.core.limits import LadderConfig, Rung, TenantQuota, require
+from services.scheduler.core.limits import LadderConfig, Rung, SessionLease, TenantQuota, require
 
 SequenceKey = str  # unique among live sequences; the shell derives it from (tenant, request id, attempt, index)
 LaneId = str  # one executor lease: a new epoch is a new lane
@@ -56,6 +56,8 @@ class CoreConfig:
     quotas: Mapping[str, TenantQuota] = field(default_factory=dict)  # by tenant
     ladder: LadderConfig = field(default_factory=LadderConfig)
     tenant_cache_share: float = 1.0  # of a pool: cached blocks that nobody holds, and pinned ones, of one tenant
+    session_lease_ns: int = 0  # most for which a session that pauses keeps its blocks by itself; 0: it does not
+    session_lease_full_below: float = 0.5  # pressure on a pool from which on that time shrinks
     kv_events: bool = False  # whether `take_kv_events` has something to give; who sets it must take them
 
     def __post_init__(self) -> None:
@@ -72,6 +74,12 @@ class CoreConfig:
         require("preemption_cooldown", self.preemption_cooldown, at_least=0)
         require("default_output_estimate", self.default_output_estimate, at_least=1)
         require("tenant_cache_share", self.tenant_cache_share, at_least=0, at_most=1)
+        require("session_lease_ns", self.session_lease_ns, at_least=0)
+        require("session_lease_full_below", self.session_lease_full_below, at_least=0, at_most=0.99)
+
+    @property
+    def session_lease(self) -> SessionLease:
+        return SessionLease(self.session_lease_ns, self.session_lease_full_below)
 
 
 class Reason(Enum):
@@ -316,6 +324,7 @@ class LaneLoad:
     blocks_fenced: int  # released, still written by a step in flight
     blocks_free: int
     blocks_cached: int = 0  # held by nobody, found by the prefix cache; they count as available
+    blocks_leased: int = 0  # of them, kept for sessions that pause
 
 
 @dataclass(frozen=True, slots=True)

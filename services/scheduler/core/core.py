@@ -28,12 +28,10 @@ from services.scheduler.core.calls import (
     Plan,
     Reason,
     SequenceKey,
-    SequenceOutcome,
     SequenceView,
     StepOutcome,
     Submission,
     TimeLimit,
-    Tokens,
     Totals,
 )
 from services.scheduler.core.cost import CostEstimate
@@ -44,6 +42,7 @@ from services.scheduler.core.lane import Lane
 from services.scheduler.core.lateness import in_time
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.limits import Rung
+from services.scheduler.core.moment import Moment
 from services.scheduler.core.planning import StepDraft
 from services.scheduler.core.policies.policy import policy_named
 from services.scheduler.core.policies.queue import WaitingQueue
@@ -63,7 +62,7 @@ class SchedulerCore(Storied):
             policy_named(config.policy), config.aging_ns, config.max_passes, self._gate.counters
         )
         self._lanes: dict[LaneId, Lane] = {}
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines(lambda key: self._deadline(self._sequences[key]))
         self._ledger = Ledger()
         self._arrivals = 0
         self._binding = Binding()
@@ -225,7 +224,8 @@ class SchedulerCore(Storied):
         return emissions
 
     def next_deadline(self) -> int | None:
-        """When `expire` has something to do again, ns."""
+        """`expire` has nothing to do before, ns. It may turn out to have nothing to do then either: a limit between
+        tokens has moved on with the tokens."""
         return self._deadlines.next()
 
     # Steps.
@@ -239,18 +239,24 @@ class SchedulerCore(Storied):
         at = self._lanes.get(lane)
         if at is None or len(at.in_flight) >= self._config.steps_in_flight:
             return None
-        at.cache.expire_pins(now)
+        at.cache.expire(now)
         self._gate.watch(self._waiting, now)
         choice = self._binding.choice(at, self._lanes, self._config.max_passes, now)
-        plan = StepDraft(at, self._waiting, self._deadlines, self._gate.ladder, choice, self._config, now).build()
+        gate = self._gate
+        moment = Moment(
+            *(at, self._waiting, gate.counters, self._deadlines, gate.ladder, choice, self._config, now),
+            soon=self._binding.soon(lane),
+        )
+        plan = StepDraft(moment).build()
         if plan is None:
             return None
-        self._binding.planned(lane, plan, now)
+        tokens = at.in_flight[-1].tokens
+        self._binding.planned(lane, tokens, now)
         for admitted in plan.admitted:
             self._arm(self._sequences[admitted.key])
         self._ledger.count(
             steps=1,
-            planned_tokens=sum(piece.count for piece in plan.slices),
+            planned_tokens=tokens,
             admissions=len(plan.admitted),
             cached_tokens=sum(admitted.cached_tokens for admitted in plan.admitted),
             looked_up_tokens=sum(self._sequences[admitted.key].known for admitted in plan.admitted),
@@ -272,11 +278,24 @@ class SchedulerCore(Storied):
         rows = at.pop_step(outcome)
         self._binding.applied(lane, now)
         served: dict[str, int] = {}  # tokens, by tenant
-        for row, result in rows:
-            if row.alive:  # else it ended, and the draw was counted as discarded then
-                tenant = row.sequence.submission.tenant
-                served[tenant] = served.get(tenant, 0) + result.tokens
-                emissions += self._accept(row.sequence, result, now)
+        for placement, result in zip(rows, outcome.outcomes, strict=True):
+            sequence = placement.sequence
+            if sequence.placement is not placement:
+                continue  # it ended, and the draw was counted as discarded then
+            placement.pending -= 1
+            if result.failed:
+                at.withdraw(sequence)
+                emissions.append(self._finish(sequence, Reason.ERROR, now))
+                continue
+            tenant = sequence.submission.tenant
+            served[tenant] = served.get(tenant, 0) + 1
+            first = sequence.last_token_at is None
+            sequence.deliver(1, now)
+            emissions.append(sequence.token)
+            if result.ended or sequence.known == sequence.limit:
+                emissions.append(self._finish(sequence, Reason.STOP if result.ended else Reason.LENGTH, now))
+            elif first:
+                self._arm(sequence)
         self._gate.served(served)
         self._ledger.count(sampled=sum(served.values()))
         return emissions
@@ -313,35 +332,20 @@ class SchedulerCore(Storied):
     def check(self) -> None:
         """Every invariant, in time linear in all there is. Raises InvariantError with the story."""
         self._waiting.check()
-        self._gate.quotas.verify(self._sequences)
+        self._gate.check(self._sequences)
         self._deadlines.check()
         for lane in self._lanes.values():
             lane.check(self._config)
         check_places(self._sequences, self._waiting, self._lanes.values())
         for sequence in self._sequences.values():
-            if self._deadlines.get(sequence.key) != self._deadline(sequence):
-                raise InvariantError(f"the deadline of {sequence.key} is not its earliest limit")
+            entry, deadline = self._deadlines.entry(sequence.key), self._deadline(sequence)
+            if (entry is None) != (deadline is None) or (entry or 0) > (deadline or (0,))[0]:
+                raise InvariantError(f"the deadline of {sequence.key} is {deadline}, and is looked at at {entry}")
         if len(self._deadlines) > len(self._sequences):
             raise InvariantError("a finished sequence has a deadline")
         self._ledger.check(self._sequences.values())
 
     # How they are made.
-
-    def _accept(self, sequence: Sequence, result: SequenceOutcome, now: int) -> list[Emission]:
-        sequence.placed().pending -= 1
-        if result.failed:
-            self._lanes[sequence.placed().lane].withdraw(sequence)
-            return [self._finish(sequence, Reason.ERROR, now)]
-        first = sequence.last_token_at is None
-        sequence.deliver(result.tokens, now)
-        tokens = Tokens(sequence.key, result.tokens)
-        if result.ended:
-            return [tokens, self._finish(sequence, Reason.STOP, now)]
-        if sequence.known == sequence.bound:
-            return [tokens, self._finish(sequence, Reason.LENGTH, now)]
-        if first or sequence.submission.limits.between_tokens_ns is not None:
-            self._arm(sequence)
-        return [tokens]
 
     def _finish(
         self,
@@ -360,7 +364,8 @@ class SchedulerCore(Storied):
             self._waiting.remove(sequence)
         else:
             drawn_in_flight = sequence.placement.pending
-            self._lanes[sequence.placement.lane].vacate(sequence)
+            self._lanes[sequence.placement.lane].vacate(sequence, ended=reason is not Reason.ERROR)
+            self._waiting.vacated(sequence)
             sequence.placement = None
         self._deadlines.drop(sequence.key)
         self._gate.ended(sequence, reason, now)

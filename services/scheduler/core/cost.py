@@ -73,6 +73,11 @@ class StepFit:
         self._weight, self._x, self._y, self._xx, self._xy = weight, x, y, xx, xy
         self._estimate = None
 
+    @property
+    def mean_ns(self) -> float | None:
+        """Of a step, as they were lately; None before the first."""
+        return self._y / self._weight if self._weight else None
+
     def estimate(self, request_ns: int = 0) -> CostEstimate | None:
         """None before the first step. Where all steps had one size, all of the cost is the step's own."""
         if not self._weight:

@@ -1,8 +1,12 @@
 """When the next time limit passes, over all live sequences.
 
-Knows limits and times, not queues or lanes; the clock is the caller's. Invariant: a live sequence with a limit that
-can still pass has exactly one deadline here, its earliest; a finished one has none.
+Knows limits and times, not queues or lanes; the clock is the caller's. Each token moves the limit between tokens: to
+write that down at every token of every sequence would be most of a step's work. So what is kept is a bound: invariant:
+a live sequence with a limit that can still pass has exactly one entry here, at its deadline or before; a finished one
+has none. Whoever finds that an entry is reached asks for the deadline as it is, and the entry moves there.
 """
+
+from collections.abc import Callable
 
 from services.scheduler.core.calls import Limits, SequenceKey, TimeLimit
 from services.scheduler.core.keyed_heap import KeyedHeap
@@ -30,35 +34,39 @@ def earliest(limits: Limits, submitted_at: int, *, admitted: bool, last_token_at
 
 
 class Deadlines:
-    def __init__(self) -> None:
+    """true: the deadline of a live sequence as it is, never earlier than what it was set to last."""
+
+    def __init__(self, true: Callable[[SequenceKey], Deadline | None]) -> None:
+        self._true = true
         self._heap = KeyedHeap()
-        self._limits: dict[SequenceKey, TimeLimit] = {}  # same keys as the heap
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def set(self, key: SequenceKey, deadline: Deadline | None) -> None:
-        """Replaces the key's deadline. None: it has none."""
+        """Replaces the key's entry. None: it has none."""
         if deadline is None:
             self.drop(key)
-            return
-        when, limit = deadline
-        self._limits[key] = limit
-        self._heap.set(key, (when,))
+        else:
+            self._heap.set(key, (deadline[0],))
 
     def drop(self, key: SequenceKey) -> None:
         self._heap.discard(key)
-        self._limits.pop(key, None)
 
     def get(self, key: SequenceKey) -> Deadline | None:
+        return self._true(key) if key in self._heap else None
+
+    def entry(self, key: SequenceKey) -> int | None:
+        """No later than its deadline, ns."""
         order = self._heap.order(key)
-        return None if order is None else (order[0], self._limits[key])
+        return None if order is None else order[0]
 
     def passed(self, key: SequenceKey, now: int) -> bool:
-        order = self._heap.order(key)
-        return order is not None and order[0] <= now
+        entry = self.entry(key)
+        return entry is not None and entry <= now and self._look(key, now) is not None
 
     def next(self) -> int | None:
+        """No deadline passes before, ns."""
         first = self._heap.first()
         return None if first is None else first[0][0]
 
@@ -67,9 +75,19 @@ class Deadlines:
         due = []
         while (first := self._heap.first()) is not None and first[0][0] <= now:
             _, key = first
-            due.append((key, self._limits[key]))
-            self.drop(key)
-        return due
+            if (deadline := self._look(key, now)) is not None:
+                due.append((*deadline, key))
+                self.drop(key)
+        due.sort(key=lambda passed: passed[0])
+        return [(key, limit) for _, limit, key in due]
 
     def check(self) -> None:
         self._heap.check()
+
+    def _look(self, key: SequenceKey, now: int) -> Deadline | None:
+        """Its deadline if that passed; else the entry is where it is."""
+        deadline = self._true(key)
+        if deadline is not None and deadline[0] <= now:
+            return deadline
+        self.set(key, deadline)
+        return None

@@ -18,25 +18,33 @@ class PoolForecast:
         self._lane = lane
         self._config = config
         self._kept_free = -int(-config.watermark * lane.pool.total // 1)  # rounded up
-        shared = lane.pool.shared  # else nobody's blocks are looked at
-        spec = lane.spec
-        self._demands = sorted(
-            self.demand(other) if shared else demand(other, spec, config)
-            for other in lane.running
-            if not other.placed().reserved
-        )
-        self._sum = sum(map(sum, self._demands))
-        self._held = sum(run for _, run in self._demands)
+        self._looked = False  # whether those that run were looked at, one by one
+        self._demands: list[Demand] = []  # of those that run or will, reserved ones left out; ascending
+        self._sum = self._held = 0
         self._pinned = 0  # whole needs, reserved
-        for other in lane.running:
-            if other.placed().reserved:
-                table = other.placed().blocks
-                self._pinned += len(table) - lane.cache.shared_head(table)
         self._running = len(lane.running)
         self._coming = 0  # blocks that are not there yet, and will be before anybody comes in
         self._promised = 0  # blocks that others will come in with
 
+    def _look(self) -> None:
+        """Linear in what runs, so only where the pool is not so roomy that `Lane.expected` says enough."""
+        if self._looked:
+            return
+        self._looked = True
+        lane = self._lane
+        shared = lane.pool.shared  # else nobody's blocks are looked at
+        for other in lane.running:
+            if other.placed().reserved:
+                table = other.placed().blocks
+                self._pinned += len(table) - lane.cache.shared_head(table)
+            else:
+                self._demands.append(self.demand(other) if shared else demand(other, lane.spec, self._config))
+        self._demands.sort()
+        self._sum = sum(map(sum, self._demands))
+        self._held = sum(run for _, run in self._demands)
+
     def copy(self) -> "PoolForecast":
+        self._look()
         twin = object.__new__(PoolForecast)
         twin.__dict__ = {**self.__dict__, "_demands": list(self._demands)}
         return twin
@@ -58,6 +66,12 @@ class PoolForecast:
             return False
         if not self._running:
             return True  # it fits alone; the watermark is for those that come second
+        if not self._looked:
+            # An upper bound of the peak: nobody leaves, and all blocks are counted as if they were not shared.
+            own_whole = whole if reserved else sum(self.demand(sequence))
+            if lane.expected + own_whole <= lane.pool.total - self._kept_free:
+                return True
+            self._look()
         held = len(found) - idle  # by others, so they are counted already
         available = lane.pool.total - self._kept_free - self._pinned - lane.pool.shared
         if reserved:
@@ -85,7 +99,8 @@ class PoolForecast:
     def entered(self, sequence: Sequence) -> None:
         """It is placed, and holds its first blocks."""
         self._running += 1
-        self._count(sequence, reserved=sequence.placed().reserved)
+        if self._looked:
+            self._count(sequence, reserved=sequence.placed().reserved)
 
     def leave(self, victim: Sequence) -> None:
         """It will be preempted. It is not reserved."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.admission import check_block_keys, fit, queue_room, validate
-from services.scheduler.core.calls import CoreConfig, LaneSpec, Reason, Submission
+from services.scheduler.core.calls import CoreConfig, InvariantError, LaneSpec, Reason, SequenceKey, Submission
 from services.scheduler.core.degrade import Ladder
 from services.scheduler.core.expected_output import OutputHistory
 from services.scheduler.core.limits import Rung
@@ -86,6 +86,17 @@ class Gate:
             self.history.observe(submission.tenant, submission.output_len + sequence.delivered)
         if len(self.counters) > 4096:
             self.counters.forget_idle(self.quotas.live())
+
+    def check(self, live: Mapping[SequenceKey, Sequence]) -> None:
+        """Raises InvariantError where the accounts are not those of what lives."""
+        self.quotas.verify(live)
+        deposits: dict[str, int] = {}
+        for sequence in live.values():
+            if sequence.deposit and sequence.placement is None:
+                raise InvariantError(f"{sequence.key} waits, and holds a deposit")
+            tenant = sequence.submission.tenant
+            deposits[tenant] = deposits.get(tenant, 0) + sequence.deposit
+        self.counters.check({tenant: held for tenant, held in deposits.items() if held})
 
     def _used(self, sequence: Sequence) -> int:
         """Tokens that its tenant pays for: of a prompt nobody began to compute, none."""

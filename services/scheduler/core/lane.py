@@ -5,7 +5,7 @@ Knows nothing of the queue or of time. Invariants: a sequence runs here exactly 
 they were planned.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Series
@@ -21,30 +21,17 @@ from services.scheduler.core.calls import (
     LaneLoad,
     LaneSpec,
     OutOfStep,
-    SequenceOutcome,
     StepOutcome,
 )
 from services.scheduler.core.prefix import PrefixCache
 from services.scheduler.core.sequence import Placement, Sequence
 
 
-@dataclass(slots=True, eq=False)
-class Row:
-    """A sampling slice of a step in flight. The sequence may have ended since: then its placement is another."""
-
-    sequence: Sequence
-    placement: Placement
-
-    @property
-    def alive(self) -> bool:
-        return self.sequence.placement is self.placement
-
-
 @dataclass(frozen=True, slots=True)
 class InFlight:
     step_id: int
-    rows: tuple[Row, ...]  # of the slices that sample, in the order of the plan
-    ends: tuple[tuple[Row, int], ...]  # of all slices: where each ends
+    rows: tuple[Placement, ...]  # of the slices that sample, in the order of the plan
+    ends: tuple[tuple[Placement, int], ...]  # of all slices: where each ends
     tokens: int  # positions in all slices
 
 
@@ -54,7 +41,8 @@ class Lane:
     ) -> None:
         self.id = lane_id
         self.spec = spec
-        self.cache = PrefixCache(lane_id, spec, int(config.tenant_cache_share * spec.total_blocks), tell)
+        quota = int(config.tenant_cache_share * spec.total_blocks)
+        self.cache = PrefixCache(lane_id, spec, quota, tell, config.session_lease)
         self.pool = self.cache.pool
         # Tokens of a step that decodes never take: so a prompt advances however many sequences decode.
         self.prefill_minimum = min(config.prefill_chunk, spec.max_batched_tokens // 4)
@@ -69,6 +57,8 @@ class Lane:
         self.cool_until = 0  # steps below this id admit nobody while others run
         self.cool_rank = 0  # but for what is strictly above this protection: that of the best victim
         self.batch = 0  # sequences that the batch began with, under a static policy
+        self.tenants: dict[str, int] = {}  # of those that run; no zeros
+        self.expected = 0  # blocks that those that run are expected never to hold more than, all together
 
     def keys(self, sequence: Sequence) -> Series[BlockKey]:
         """Of its full blocks, where they are of this lane's size."""
@@ -87,18 +77,25 @@ class Lane:
         holder = self.cache.promised(keys[found])
         return holder if isinstance(holder, Sequence) else None
 
-    def place(self, sequence: Sequence, *, protection: int, reserved: bool, found: Series[int] = ()) -> Placement:
-        """`found`: what `find` gave just now."""
+    def place(
+        self, sequence: Sequence, *, protection: int, expected: int, reserved: bool, found: Series[int] = ()
+    ) -> Placement:
+        """expected: blocks in the end. found: what `find` gave just now."""
         self.admissions += 1
         placement = Placement(
+            sequence=sequence,
             lane=self.id,
             slot=heappop(self.free_slots),
             rank=(protection, self.admissions),
             settled=sequence.known,
             reserved=reserved,
+            expected=expected + 1,  # its parts are rounded up each on its own
         )
         sequence.placement = placement
         insort(self.running, sequence, key=lambda other: other.placed().rank)
+        tenant = sequence.submission.tenant
+        self.tenants[tenant] = self.tenants.get(tenant, 0) + 1
+        self.expected += placement.expected
         self.cache.hold(found)
         placement.blocks.extend(found)
         placement.published = len(found)
@@ -106,14 +103,32 @@ class Lane:
         self.cache.promise(self.keys(sequence)[len(found) :], sequence)
         return placement
 
-    def vacate(self, sequence: Sequence) -> None:
+    def vacate(self, sequence: Sequence, *, ended: bool = False) -> None:
         """Takes slot and blocks back; the caller then clears the placement. A slot may be reused at once, though a
-        step in flight still uses it: the executor takes steps in order and a new sequence replaces the slot."""
+        step in flight still uses it: the executor takes steps in order and a new sequence replaces the slot.
+
+        ended: it does not come back, and if it is a turn of a session, the next turn may.
+        """
         placement = sequence.placed()
-        self.running.remove(sequence)
+        del self.running[bisect_left(self.running, placement.rank, key=lambda other: other.placed().rank)]
         heappush(self.free_slots, placement.slot)
+        self.expected -= placement.expected
+        tenant = sequence.submission.tenant
+        self.tenants[tenant] -= 1
+        if not self.tenants[tenant]:
+            del self.tenants[tenant]
         self.cache.break_promises(self.keys(sequence)[placement.published :], sequence)
-        self.cache.release(placement.blocks, placement.last_step)
+        self.cache.release(placement.blocks, placement.last_step, session=ended and sequence.continues)
+
+    def grow(self, placement: Placement, count: int) -> tuple[int, ...]:
+        """So many blocks more, to be written."""
+        blocks = self.cache.allocate(count)
+        placement.blocks.extend(blocks)
+        more = len(placement.blocks) + 1 - placement.expected
+        if more > 0:  # it has outgrown what was expected
+            placement.expected += more
+            self.expected += more
+        return blocks
 
     def publish(self, sequence: Sequence) -> None:
         """What is confirmed, and whose ids are known, can be found by others from now on."""
@@ -133,32 +148,34 @@ class Lane:
         """Whether a step in flight references it."""
         return sequence.placed().last_step > self.applied
 
-    def pop_step(self, outcome: StepOutcome) -> tuple[tuple[Row, SequenceOutcome], ...]:
-        """The rows that `outcome` answers; the step is applied. Nothing changes where OutOfStep is raised."""
+    def pop_step(self, outcome: StepOutcome) -> tuple[Placement, ...]:
+        """The rows that `outcome` answers, in its order; the step is applied. Nothing changes where OutOfStep is
+        raised."""
         if not self.in_flight:
             raise OutOfStep(f"lane {self.id}: results of step {outcome.step_id}, and none is in flight")
         step = self.in_flight[0]
         if outcome.step_id != step.step_id:
             raise OutOfStep(f"lane {self.id}: results of step {outcome.step_id}; step {step.step_id} is next")
-        expected = [row.placement.slot for row in step.rows]
+        expected = [placement.slot for placement in step.rows]
         if [result.slot for result in outcome.outcomes] != expected:
             raise OutOfStep(f"lane {self.id}: step {step.step_id} sampled slots {expected}, others were answered")
-        failed = set()
-        for row, result in zip(step.rows, outcome.outcomes, strict=True):
-            if result.failed:
-                failed.add(id(row.placement))
-            if result.tokens != (0 if result.failed else 1):
+        failed: list[Placement] = []
+        for placement, result in zip(step.rows, outcome.outcomes, strict=True):
+            if result.tokens != (not result.failed):
                 raise OutOfStep(f"lane {self.id}: slot {result.slot} drew {result.tokens} tokens in one step")
+            if result.failed:
+                failed.append(placement)
         self.in_flight.popleft()
         self.applied = step.step_id
         self.cache.applied(step.step_id)
-        for row, end in step.ends:
-            sequence, placement = row.sequence, row.placement
-            if sequence.placement is placement and not (failed and id(placement) in failed):
+        block_size = self.spec.block_size
+        for placement, end in step.ends:
+            sequence = placement.sequence
+            if sequence.placement is placement and not (failed and any(placement is other for other in failed)):
                 placement.confirmed = end
-                if sequence.block_keys:
+                if sequence.block_keys and end >= (placement.published + 1) * block_size:
                     self.publish(sequence)
-        return tuple(zip(step.rows, outcome.outcomes, strict=True))
+        return step.rows
 
     def load(self) -> LaneLoad:
         return LaneLoad(
@@ -169,6 +186,7 @@ class Lane:
             blocks_fenced=self.pool.fenced,
             blocks_free=self.pool.free,
             blocks_cached=self.pool.cached,
+            blocks_leased=self.cache.leased,
         )
 
     def check(self, config: CoreConfig) -> None:
@@ -188,13 +206,21 @@ class Lane:
             raise InvariantError(f"lane {self.id}: a step exceeds {self.spec.max_batched_tokens} tokens")
         draws: dict[int, int] = {}
         for step in self.in_flight:
-            for row in step.rows:
-                draws[id(row.placement)] = draws.get(id(row.placement), 0) + 1
+            for placement in step.rows:
+                draws[id(placement)] = draws.get(id(placement), 0) + 1
+        tenants: dict[str, int] = {}
         for sequence in self.running:
             self._check_sequence(sequence, draws.get(id(sequence.placement), 0))
+            tenants[sequence.submission.tenant] = tenants.get(sequence.submission.tenant, 0) + 1
+        if tenants != self.tenants:
+            raise InvariantError(f"lane {self.id}: tenants {self.tenants} are counted, {tenants} run")
+        if self.expected != sum(sequence.placed().expected for sequence in self.running):
+            raise InvariantError(f"lane {self.id}: {self.expected} blocks are expected, and the sum is another")
 
     def _check_sequence(self, sequence: Sequence, draws: int) -> None:
         placement, name = sequence.placed(), f"{sequence.key} on lane {self.id}"
+        if placement.sequence is not sequence:
+            raise InvariantError(f"{name}: its placement is of {placement.sequence.key}")
         if placement.lane != self.id:
             raise InvariantError(f"{name}: its placement names lane {placement.lane}")
         if not 0 <= placement.computed <= sequence.target:

@@ -33,6 +33,19 @@ class TenantQuota:
         require("weight", self.weight, at_least=0.001, at_most=1000)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionLease:
+    """What keeps the blocks of a session between its turns. Pressure is the share of the pool that is live, leased or
+    pinned, 0 to 1."""
+
+    ns: int = 0  # most that a lease lives; 0: there are none
+    full_below: float = 0.5  # pressure from which on the time shrinks, evenly to nothing where the pool is full
+
+    def ttl_ns(self, pressure: float) -> int:
+        """What a lease lives at this pressure."""
+        return int(self.ns * min(1.0, max(0.0, (1 - pressure) / (1 - self.full_below))))
+
+
 class Rung(Enum):
     """What a scheduler under sustained pressure takes from low classes, in this order."""
 

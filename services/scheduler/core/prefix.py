@@ -7,8 +7,10 @@ Invariants: a key names at most one block, a block has at most one key; a block 
 be reclaimed is exactly what the pool counts as cached. Lookups walk a chain from its start and end at the first miss,
 so a block whose predecessor was evicted is never found.
 
-Reclaimed first is what nobody held for longest, and of one sequence the tail before the head. Pinned blocks come
-after all others: a lease holds until its time, or until nothing else is left to take.
+Reclaimed first is what nobody held for longest, and of one sequence the tail before the head; what is leased comes
+after that, what is pinned after all others (`reclaim.py`). A *lease* is what blocks of a session get by themselves when
+one of its turns ends; its time to live shrinks as the pool fills. A *pin* is asked for, and holds until its time. Both
+end where nothing else is left to take: neither ever stops a running sequence.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +19,8 @@ from heapq import heappop, heappush
 
 from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.calls import BlockKey, InvariantError, KvEvent, KvRemoved, KvStored, LaneId, LaneSpec
+from services.scheduler.core.limits import SessionLease
+from services.scheduler.core.reclaim import IdleBlocks, Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +32,27 @@ class _Pin:
 class PrefixCache:
     """quota: most blocks that one tenant may keep while nobody holds them, and most that it may pin."""
 
-    def __init__(self, lane: LaneId, spec: LaneSpec, quota: int, tell: Callable[[KvEvent], None] | None = None) -> None:
+    def __init__(
+        self,
+        lane: LaneId,
+        spec: LaneSpec,
+        quota: int,
+        tell: Callable[[KvEvent], None] | None = None,
+        session: SessionLease = SessionLease(),
+    ) -> None:
         self.pool = BlockPool(spec.total_blocks)
         self._lane = lane
         self._block_size = spec.block_size
         self._quota = quota
         self._tell = tell
+        self._session = session
+        self._now = 0  # as of the last `expire`
         self._block_of: dict[BlockKey, int] = {}
         self._key_of: dict[int, BlockKey] = {}
         self._tenant_of: dict[int, str] = {}  # who published it
-        self._idle: dict[int, None] = {}  # cached and not pinned, next to be reclaimed first
-        self._idle_pinned: dict[int, None] = {}
-        self._idle_of: dict[str, dict[int, None]] = {}  # those of both, by tenant
+        self._idle = IdleBlocks()  # exactly the cached ones
+        self._idle_of: dict[str, IdleBlocks] = {}  # the same by tenant; none is empty
+        self._of_session: dict[int, None] = {}  # blocks that are leased while they are idle
         self._pins: dict[BlockKey, _Pin] = {}
         self._pinned_of: dict[str, int] = {}
         self._pin_ends: list[tuple[int, int, BlockKey]] = []  # a heap; entries of renewed or broken pins are stale
@@ -51,6 +64,10 @@ class PrefixCache:
         """Blocks that `allocate` can give."""
         return self.pool.free + self.pool.cached
 
+    @property
+    def leased(self) -> int:
+        return self._idle.count(Line.LEASED)
+
     # Blocks in and out.
 
     def allocate(self, count: int) -> tuple[int, ...]:
@@ -59,8 +76,7 @@ class PrefixCache:
         if short > self.pool.cached:
             raise InvariantError(f"{count} blocks asked for, {self.available} are available")
         if short > 0:
-            order = (block for blocks in (self._idle, self._idle_pinned) for block in blocks)
-            self._remove([block for block, _ in zip(order, range(short), strict=False)])
+            self._remove(self._idle.first(short))
         return self.pool.allocate(count)
 
     def hold(self, blocks: Iterable[int]) -> None:
@@ -69,8 +85,10 @@ class PrefixCache:
             self._not_idle(block)
             self.pool.hold(block)
 
-    def release(self, blocks: Sequence[int], last_step: int) -> None:
-        """A block table, from its head on."""
+    def release(self, blocks: Sequence[int], last_step: int, *, session: bool = False) -> None:
+        """A block table, from its head on. session: of a turn that others will follow."""
+        if session and self._session.ns:
+            self._of_session.update((block, None) for block in blocks if block in self._key_of)
         self._rest(self.pool.release(blocks, last_step))
 
     def applied(self, step_id: int) -> None:
@@ -94,7 +112,7 @@ class PrefixCache:
 
     def idle_among(self, blocks: Iterable[int]) -> int:
         """How many of them `available` counts."""
-        return sum(block in self._idle or block in self._idle_pinned for block in blocks)
+        return sum(block in self._idle for block in blocks)
 
     def shared_head(self, table: Sequence[int]) -> int:
         """Blocks at the table's head that others hold too."""
@@ -137,11 +155,29 @@ class PrefixCache:
             if self._promised.get(key) is holder:
                 del self._promised[key]
 
-    # Leases.
+    # Pins and leases.
+
+    def expire(self, now: int) -> None:
+        """What ends at `now` or before is over. Called before anything is decided on the state of the cache."""
+        self._now = now
+        self.expire_pins(now)
+        leased = self._idle.leased()
+        while leased:
+            block, since = next(iter(leased.items()))
+            if now - since < self._session.ttl_ns(1 - (self.pool.free + self._loose) / self.pool.total):
+                break
+            self._idle.expire(block)
+            self._idle_of[self._tenant_of[block]].expire(block)
+            del self._of_session[block]
+
+    @property
+    def _loose(self) -> int:
+        """Idle blocks that no lease or pin is on."""
+        return self._idle.count(Line.LOOSE) + self._idle.count(Line.EXPIRED)
 
     def lease(self, keys: Sequence[BlockKey], tenant: str, ttl_ns: int, now: int) -> int:
-        """Pins the known start of the chain for so long, or ends its lease for 0; returns the blocks pinned."""
-        self.expire_pins(now)
+        """Pins the known start of the chain for so long, or ends its pin for 0; returns the blocks pinned."""
+        self.expire(now)
         if ttl_ns > 0:
             return self.pin(keys, now + ttl_ns, tenant)
         self.unpin(keys)
@@ -161,8 +197,9 @@ class PrefixCache:
             self._pins[key] = _Pin(until, tenant)
             self._pins_made += 1
             heappush(self._pin_ends, (until, self._pins_made, key))
-            if self._idle.pop(block, self) is not self or self._idle_pinned.pop(block, self) is not self:
-                self._idle_pinned[block] = None
+            if block in self._idle:
+                self._not_idle(block)
+                self._add_idle(block)
         return len(pinned)
 
     def unpin(self, keys: Sequence[BlockKey]) -> None:
@@ -181,22 +218,27 @@ class PrefixCache:
 
     def _rest(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):
-            pinned = self._key_of[block] in self._pins
-            (self._idle_pinned if pinned else self._idle)[block] = None
-            tenant = self._tenant_of[block]
-            own = self._idle_of.setdefault(tenant, {})
-            own[block] = None
+            self._add_idle(block)
+            own = self._idle_of[self._tenant_of[block]]
             if len(own) > self._quota:
-                self._remove([next((other for other in own if other in self._idle), block)])
+                first = own.first(1)[0]
+                self._remove([block if own.line(first) is Line.PINNED else first])
+
+    def _add_idle(self, block: int) -> None:
+        if self._key_of[block] in self._pins:
+            line = Line.PINNED
+        else:
+            line = Line.LEASED if block in self._of_session else Line.LOOSE
+        self._idle.add(block, line, self._now)
+        self._idle_of.setdefault(self._tenant_of[block], IdleBlocks()).add(block, line, self._now)
 
     def _not_idle(self, block: int) -> None:
-        if self._idle.pop(block, self) is self and self._idle_pinned.pop(block, self) is self:
-            return
-        tenant = self._tenant_of[block]
-        own = self._idle_of[tenant]
-        del own[block]
-        if not own:
-            del self._idle_of[tenant]
+        if self._idle.discard(block):
+            tenant = self._tenant_of[block]
+            own = self._idle_of[tenant]
+            own.discard(block)
+            if not own:
+                del self._idle_of[tenant]
 
     def _remove(self, blocks: Sequence[int]) -> None:
         keys = []
@@ -204,6 +246,7 @@ class PrefixCache:
             self._not_idle(block)
             key = self._key_of.pop(block)
             self._unpin(key)
+            self._of_session.pop(block, None)
             del self._block_of[key], self._tenant_of[block]
             self.pool.drop(block)
             keys.append(key)
@@ -218,9 +261,9 @@ class PrefixCache:
         if not self._pinned_of[pin.tenant]:
             del self._pinned_of[pin.tenant]
         block = self._block_of[key]
-        if block in self._idle_pinned:
-            del self._idle_pinned[block]
-            self._idle[block] = None
+        if block in self._idle:  # it rests from now on
+            self._not_idle(block)
+            self._add_idle(block)
 
     def _tell_stored(self, parent: BlockKey, keys: list[BlockKey]) -> None:
         if keys and self._tell is not None:
@@ -233,18 +276,28 @@ class PrefixCache:
             raise InvariantError(f"lane {self._lane}: keys and blocks disagree")
         if self._tenant_of.keys() != self._key_of.keys():
             raise InvariantError(f"lane {self._lane}: a published block has no tenant")
-        idle = [*self._idle, *self._idle_pinned]
+        idle = list(self._idle)
         if len(idle) != self.pool.cached or any(
             self.pool.holders(block) or block not in self._key_of for block in idle
         ):
             raise InvariantError(f"lane {self._lane}: {idle} are to be reclaimed, {self.pool.cached} blocks are cached")
-        if sorted(block for own in self._idle_of.values() for block in own) != sorted(idle):
+        if sorted(block for own in self._idle_of.values() for block in own) != sorted(idle) or any(
+            own.line(block) != self._idle.line(block) for own in self._idle_of.values() for block in own
+        ):
             raise InvariantError(f"lane {self._lane}: the tenants' idle blocks are not the idle blocks")
         if any(len(own) > self._quota for own in self._idle_of.values()):
             raise InvariantError(f"lane {self._lane}: a tenant keeps more than {self._quota} blocks")
         for block in idle:
-            if (self._key_of[block] in self._pins) != (block in self._idle_pinned):
-                raise InvariantError(f"lane {self._lane}: block {block} is on the wrong list for its lease")
+            line = self._idle.line(block)
+            if (self._key_of[block] in self._pins) != (line is Line.PINNED):
+                raise InvariantError(f"lane {self._lane}: block {block} is {line.name}, and its pin says otherwise")
+            if line is not Line.PINNED and (block in self._of_session) != (line is Line.LEASED):
+                raise InvariantError(f"lane {self._lane}: block {block} is {line.name}, and its lease says otherwise")
+        rests = list(self._idle.leased().values())
+        if rests != sorted(rests):
+            raise InvariantError(f"lane {self._lane}: leases are out of order: {rests}")
+        if any(block not in self._key_of for block in self._of_session):
+            raise InvariantError(f"lane {self._lane}: a leased block can't be found")
         if any(key not in self._block_of for key in self._pins):
             raise InvariantError(f"lane {self._lane}: a lease outlives its block")
         counted: dict[str, int] = {}

@@ -20,6 +20,7 @@ from services.scheduler.core.calls import (
     SequenceKey,
     SequenceView,
     Submission,
+    Tokens,
     Usage,
 )
 
@@ -28,6 +29,7 @@ from services.scheduler.core.calls import (
 class Placement:
     """A sequence's stay in one lane, from admission until it ends, is preempted or loses the lane."""
 
+    sequence: "Sequence"
     lane: LaneId
     slot: int
     rank: tuple[int, int]  # lower is better protected: (policy.protection, number of the admission)
@@ -37,8 +39,14 @@ class Placement:
     computed: int = 0
     confirmed: int = 0
     published: int = 0  # blocks at the head of the table that the prefix cache knows of
+    expected: int = 0  # blocks that it will never hold more than, if its output is as long as is expected
     pending: int = 0  # draws in flight; while there are any, computed >= known
     last_step: int = 0  # the last planned step with a slice of it
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sequence is still here. It may have ended, or have another placement."""
+        return self.sequence.placement is self
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +63,9 @@ class Sequence:
     preemptions: int = 0
     recomputed: int = 0  # positions
     expected_output: int | None = None  # tokens, where max_tokens is absent and its tenant's past says something
-    charged: bool = False  # its prompt is on its tenant's account
+    charged: bool = False  # somebody began to compute it, so its tenant pays for the prompt
+    paid: int = 0  # positions of the prompt that its tenant was charged for, or had in a cache
+    deposit: int = 0  # of its tenant, for a running sequence: what it is about to cost
     aged: int = 0  # how often waiting bettered its class
     aged_at: int = 0  # when it did last, or when the wait began
     passed: int = 0  # admissions of others that it stood before in the queue
@@ -66,12 +76,14 @@ class Sequence:
     given_up: int = 0  # positions computed when it lost its last placement
     block_keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of what is known; may lag behind
     key: SequenceKey = field(init=False)
+    token: Tokens = field(init=False)  # what is told when one is delivered
     known: int = field(init=False)  # tokens: prompt, resumed output, delivered
 
     def __post_init__(self) -> None:
         self.block_keys = list(self.submission.block_keys)
         self.aged_at = self.queued_at
         self.key = self.submission.key
+        self.token = Tokens(self.key, 1)
         self.known = self.submission.prompt_len + self.submission.output_len
 
     def deliver(self, tokens: int, now: int) -> None:
@@ -98,11 +110,11 @@ class Sequence:
     @property
     def missing(self) -> int:
         """The one idea: computed chases the length."""
-        placement, most = self.placement, self.bound - 1
-        if placement is None:
-            return min(self.known, most)
+        placement, limit = self.placement, self.limit
+        if placement is None or limit is None:
+            return min(self.known, self.bound - 1)
         length = self.known + placement.pending
-        return (length if length < most else most) - placement.computed
+        return (length if length < limit else limit - 1) - placement.computed
 
     @property
     def phase(self) -> Phase:
@@ -110,10 +122,31 @@ class Sequence:
             return Phase.QUEUE
         return Phase.PREFILL if self.placement.computed < self.placement.settled else Phase.DECODE
 
+    @property
+    def continues(self) -> bool:
+        """Whether it is a turn of a session: it found a third of its prompt or more when it first came in. One that
+        found nothing may begin a session, or never be heard of again: there is no way to tell."""
+        return 3 * (self.cached or 0) >= self.submission.prompt_len
+
     def placed(self) -> Placement:
         if self.placement is None:
             raise InvariantError(f"{self.key} has no placement")
         return self.placement
+
+    def ahead(self, cached: int) -> tuple[int, int]:
+        """Of a waiting one: tokens of its prompt to be paid for, with `cached` found, and of output, as expected."""
+        given = self.submission.prompt_len + self.submission.output_len
+        left = self.bound - self.known
+        if self.submission.max_tokens is None and self.expected_output is not None:
+            left = max(1, min(left, self.expected_output - self.delivered))
+        return max(0, given - max(cached, self.paid)), left
+
+    def pay(self, start: int, end: int) -> int:
+        """[start, end) is computed: how much of it is to be charged. What is computed again was paid for."""
+        given = self.submission.prompt_len + self.submission.output_len
+        due = min(end, given) - max(start, self.paid)
+        self.paid = max(self.paid, min(end, given))
+        return max(0, due)
 
     def start_from_cache(self, start: int) -> None:
         """Placed with [0, start) found in the cache."""

@@ -363,7 +363,7 @@ def test_c07_ten_thousand_that_expire_in_the_queue_leave_nothing() -> None:
     assert core.sequences() == ()
     assert (core.load().waiting, core.load().waiting_tokens, core.next_deadline()) == (0, 0, None)
     queue = core._waiting
-    for container in (core._sequences, core._deadlines._limits, queue._places, queue._flows, queue._tenants):
+    for container in (core._sequences, core._deadlines, queue._places, queue._flows, queue._tenants):
         assert len(container) == 0
     for heap in (core._deadlines._heap, queue._aging):
         assert len(heap._entries) <= 16

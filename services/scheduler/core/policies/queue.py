@@ -7,6 +7,8 @@ which its class changes next. Choosing is O(log n).
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import groupby
 from typing import Final
 
 from services.scheduler.core.calls import InvariantError, LaneId, SequenceKey
@@ -18,8 +20,22 @@ from services.scheduler.core.sequence import Sequence
 
 WINDOW: Final = 64  # oldest sequences of which the longest cached prefix is chosen
 
-_Flow = tuple[int, str]  # class, tenant ("": all)
-_Rank = tuple[int, int, str]  # class, what the tenant was served, tenant
+_Flow = tuple[int, str]  # group, tenant ("": all)
+_Rank = tuple[int, str, int]  # what the tenant was served, tenant, group
+
+
+class _Group:
+    """Flows of one class. Where each tenant has its own, waiting betters the class of all of them together: else a
+    tenant that floods the queue would have the oldest requests, and so the best class, to itself."""
+
+    def __init__(self) -> None:
+        self.ranks: list[_Rank] = []  # of its flows, ascending
+        self.members: dict[int, int] = {}  # sequences by the class that each has reached; no zeros
+
+    @property
+    def number(self) -> int:
+        """Of the class: that of its member that waits longest."""
+        return min(self.members)
 
 
 class WaitingQueue:
@@ -30,9 +46,10 @@ class WaitingQueue:
         self._counters = counters
         self._places: dict[SequenceKey, tuple[Sequence, _Flow, Order, int]] = {}  # with the tokens counted
         self._flows: dict[_Flow, Ranked] = {}  # none is empty
-        self._ranks: list[_Rank] = []  # of the flows, ascending
+        self._groups: dict[int, _Group] = {}  # none is empty
+        self._order: list[tuple[int, int]] = []  # (class, group), ascending
         self._rank_of: dict[_Flow, _Rank] = {}
-        self._classes: dict[str, dict[int, None]] = {}  # of each tenant that has flows of its own
+        self._groups_of: dict[str, dict[int, None]] = {}  # of each tenant that has flows of its own
         self._tenants: dict[str, int] = {}  # sequences waiting; no zeros
         self._aging = KeyedHeap()  # by when the class changes
         self.tokens = 0
@@ -53,16 +70,29 @@ class WaitingQueue:
     def policy(self) -> Policy:
         return self._policy
 
-    def take(self, sequence: Sequence, cached: int) -> None:
-        """It is admitted, with so many tokens found in a cache. Its tenant pays for the others, once."""
-        if not sequence.charged:
-            sequence.charged = True
-            self._counters.charge(sequence.submission.tenant, prompt=max(0, sequence.known - cached))
+    def take(self, sequence: Sequence, cached: int, soon: int) -> None:
+        """It is admitted, with so many tokens found in a cache, where a sequence draws `soon` tokens in a moment."""
+        sequence.charged = True
+        sequence.deposit = self.price(sequence, cached, soon)
+        self._counters.deposit(sequence.submission.tenant, sequence.deposit)
         sequence.claimed = None
         self.remove(sequence)
 
+    def price(self, sequence: Sequence, cached: int, soon: int) -> int:
+        """What its tenant deposits when it is admitted."""
+        prompt, output = sequence.ahead(cached)
+        return self._counters.price(sequence.submission.tenant, prompt=prompt, output=output, soon=soon)
+
+    def vacated(self, sequence: Sequence) -> None:
+        """It runs no more: its tenant has its deposit back."""
+        self._counters.deposit(sequence.submission.tenant, -sequence.deposit)
+        sequence.deposit = 0
+
     def push(self, sequence: Sequence) -> None:
+        """New, or back from a lane."""
         tenant = sequence.submission.tenant
+        if sequence.deposit:
+            self.vacated(sequence)
         if tenant not in self._tenants and not sequence.charged:
             self._counters.returned(tenant, self._tenants)
         self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
@@ -113,11 +143,14 @@ class WaitingQueue:
         """Sequences that would be before this one, and their tokens. Between tenants of one class that is not settled:
         there all others count."""
         flow, order = self._flow(sequence), self._policy.key(sequence)
+        own = class_of(self._policy, sequence)
+        if flow[0] in self._groups:
+            own = min(own, self._groups[flow[0]].number)
         count = tokens = 0
         for other, line in self._flows.items():
             if other == flow:
                 more = line.ahead(order)
-            elif other[0] <= flow[0]:
+            elif self._groups[other[0]].number <= own:
                 more = len(line), line.tokens
             else:
                 continue
@@ -145,16 +178,14 @@ class WaitingQueue:
                     raise InvariantError(f"{sequence.key} is in line {flow}, and its place is another")
         if ranked != len(self._places) or not all(self._flows.values()):
             raise InvariantError(f"{ranked} are in line, {len(self._places)} wait")
-        self._settle()
-        if self._ranks != sorted(self._rank_of.values()) or self._rank_of.keys() != self._flows.keys():
-            raise InvariantError(f"flows {list(self._flows)} are ranked {self._ranks}")
+        self._check_ranks()
         tenants: dict[str, int] = {}
         for sequence, flow, _, tokens in self._places.values():
             tenant = sequence.submission.tenant
             tenants[tenant] = tenants.get(tenant, 0) + 1
-            if flow[0] != class_of(self._policy, sequence) or tokens != sequence.known:
-                raise InvariantError(f"{sequence.key} is in class {flow[0]} with {tokens} tokens, and should not be")
-            ages = self._policy.base is not None and sequence.aged < AGING_RUNGS and flow[0] > 0
+            if flow != self._flow(sequence) or tokens != sequence.known:
+                raise InvariantError(f"{sequence.key} is in line {flow} with {tokens} tokens, and should not be")
+            ages = self._ages(sequence)
             if ages != (sequence.key in self._aging):
                 raise InvariantError(f"{sequence.key} ages {'no more' if ages else 'for nothing'}")
         if tenants != self._tenants:
@@ -162,16 +193,35 @@ class WaitingQueue:
         if self.size_bytes != sum(sequence.submission.size_bytes for sequence in self):
             raise InvariantError(f"the queue counts {self.size_bytes} bytes, and holds others")
 
+    def _check_ranks(self) -> None:
+        self._settle()
+        ranked = [rank for group in self._groups.values() for rank in group.ranks]
+        if self._rank_of.keys() != self._flows.keys() or sorted(ranked) != sorted(self._rank_of.values()):
+            raise InvariantError(f"flows {list(self._flows)} are ranked {ranked}")
+        for number, group in self._groups.items():
+            if group.ranks != sorted(group.ranks) or any(rank[2] != number for rank in group.ranks):
+                raise InvariantError(f"group {number} is ranked {group.ranks}")
+            members: dict[int, int] = {}
+            for flow, line in self._flows.items():
+                for sequence in line if flow[0] == number else ():
+                    reached = class_of(self._policy, sequence)
+                    members[reached] = members.get(reached, 0) + 1
+            if members != group.members:
+                raise InvariantError(f"group {number} has members {members}, and counts {group.members}")
+        if self._order != sorted((group.number, number) for number, group in self._groups.items()):
+            raise InvariantError(f"groups {list(self._groups)} are in order {self._order}")
+
     def _enter(self, sequence: Sequence) -> None:
         policy = self._policy
         flow, order = self._flow(sequence), policy.key(sequence)
+        self._count(flow[0], class_of(policy, sequence), 1)
         if flow not in self._flows:
             self._flows[flow] = Ranked()
-            self._classes.setdefault(flow[1], {})[flow[0]] = None
+            self._groups_of.setdefault(flow[1], {})[flow[0]] = None
             self._rank(flow)
         self._flows[flow].add(order, sequence, sequence.known)
         self._places[sequence.key] = (sequence, flow, order, sequence.known)
-        if policy.base is not None and sequence.aged < AGING_RUNGS and flow[0] > 0:
+        if self._ages(sequence):
             self._aging.set(sequence.key, (sequence.aged_at + self._aging_ns,))
 
     def _leave(self, sequence: Sequence) -> None:
@@ -181,29 +231,64 @@ class WaitingQueue:
         if not line:
             del self._flows[flow]
             self._unrank(flow)
-            del self._classes[flow[1]][flow[0]]
-            if not self._classes[flow[1]]:
-                del self._classes[flow[1]]
+            del self._groups_of[flow[1]][flow[0]]
+            if not self._groups_of[flow[1]]:
+                del self._groups_of[flow[1]]
+        self._count(flow[0], class_of(self._policy, sequence), -1)
         self._aging.discard(sequence.key)
 
+    def _ages(self, sequence: Sequence) -> bool:
+        policy = self._policy
+        return policy.base is not None and sequence.aged < AGING_RUNGS and class_of(policy, sequence) > 0
+
     def _flow(self, sequence: Sequence) -> _Flow:
-        return class_of(self._policy, sequence), sequence.submission.tenant if self._policy.by_tenant else ""
+        policy = self._policy
+        if policy.by_tenant:
+            return 0 if policy.base is None else policy.base(sequence), sequence.submission.tenant
+        return class_of(policy, sequence), ""
+
+    def _count(self, number: int, reached: int, by: int) -> None:
+        """`by` more members of a group have reached that class; the group goes to its place among the others."""
+        group = self._groups.get(number)
+        if group is None:
+            group = self._groups[number] = _Group()
+            before = None
+        else:
+            before = group.number
+        group.members[reached] = group.members.get(reached, 0) + by
+        if not group.members[reached]:
+            del group.members[reached]
+        after = group.number if group.members else None
+        if after is None:
+            del self._groups[number]
+        if before != after:
+            if before is not None:
+                del self._order[bisect_left(self._order, (before, number))]
+            if after is not None:
+                insort(self._order, (after, number))
 
     def _rank(self, flow: _Flow) -> None:
-        served = self._counters.served(flow[1]) if self._policy.by_tenant else 0
-        rank = self._rank_of[flow] = (flow[0], served, flow[1])
-        insort(self._ranks, rank)
+        served = self._counters.counter(flow[1]) if self._policy.by_tenant else 0
+        rank = self._rank_of[flow] = (served, flow[1], flow[0])
+        insort(self._groups[flow[0]].ranks, rank)
 
     def _unrank(self, flow: _Flow) -> None:
-        del self._ranks[bisect_left(self._ranks, self._rank_of.pop(flow))]
+        ranks = self._groups[flow[0]].ranks
+        del ranks[bisect_left(ranks, self._rank_of.pop(flow))]
 
     def _settle(self) -> None:
         """Tenants were served since: their flows go to other places."""
         for tenant in self._counters.take_changed():
             if self._policy.by_tenant:
-                for number in self._classes.get(tenant, ()):
+                for number in self._groups_of.get(tenant, ()):
                     self._unrank((number, tenant))
                     self._rank((number, tenant))
+
+    def _in_order(self) -> Iterator[_Rank]:
+        """Of all flows: by class, and in a class the tenant served least first."""
+        self._settle()
+        for _, groups in groupby(self._order, key=lambda entry: entry[0]):
+            yield from merge(*(self._groups[number].ranks for _, number in groups))
 
 
 class Walk:
@@ -224,8 +309,7 @@ class Walk:
 
     def _next_in_line(self) -> Sequence | None:
         queue = self._queue
-        queue._settle()
-        for number, _, tenant in queue._ranks:
+        for _, tenant, number in queue._in_order():
             flow = (number, tenant)
             entry = queue._flows[flow].after(self._reached.get(flow))
             if entry is not None:
