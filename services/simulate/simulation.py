@@ -6,9 +6,7 @@ time are taken steps first, then by the executor's number.
 """
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
@@ -24,18 +22,19 @@ from services.scheduler.core.calls import (
     Plan,
     Preempted,
     SequenceKey,
-    SequenceOutcome,
     StepOutcome,
     Submission,
     SubmitError,
     Tokens,
 )
 from services.scheduler.core.cost import CostEstimate
-from services.simulate.cost import CostModel, StepWork, chunk_context
 from services.simulate.fleet import Fleet, FleetError
 from services.simulate.load import Request
 from services.simulate.records import NEVER, Outcome, Records, Run, Timeline
+from services.simulate.service import Service
 from services.simulate.skipping import SkippingCore
+from services.simulate.steps import Executor, Live, draw, step_of
+from services.simulate.stretch import Stretch, stretch_of
 
 _STEP_DONE: Final = 0  # kinds of events, in the order in which those of one time are taken
 _ARRIVAL: Final = 1
@@ -44,65 +43,33 @@ _EXPIRY: Final = 2
 _WORTH_SKIPPING: Final = 3  # steps; fewer are not worth the look
 
 
-@dataclass(slots=True, eq=False)
-class _Live:
-    number: int
-    prompt_len: int
-    output_len: int
-    told: bool  # max_tokens ends it, not a stop id
-
-
-@dataclass(slots=True)
-class _Step:
-    """In flight. rows: (slot, key, position that the draw gets)."""
-
-    step_id: int
-    rows: list[tuple[int, SequenceKey, int]]
-    work: StepWork
-
-
-@dataclass(slots=True)
-class _Skip:
-    """A lane that goes over quiet steps: the core is told when it ends."""
-
-    left: int
-    before_ns: int | None
-    joinable: bool
-    rows: int  # sequences
-    fixed_ns: float  # of each step, besides the context
-    context: int  # of the step that executes
-    times: list[int] = field(default_factory=list)  # of the steps gone over that the core does not know of yet
-
-
-@dataclass(slots=True)
-class _Executor:
-    lane: str
-    cost: CostModel
-    steps: deque[_Step] = field(default_factory=deque)  # the first executes
-    skip: _Skip | None = None
-    hungry: bool = True  # its pipeline has room
-    busy_ns: int = 0
-
-
 class Simulation:
-    def __init__(self, fleet: Fleet, *, skipping: bool = True, clients: int | None = None) -> None:
-        """clients: a closed loop, each sends its next request when one ended, whatever the requests' times say."""
+    def __init__(
+        self, fleet: Fleet, *, skipping: bool = True, clients: int | None = None, by_tenant: bool = False
+    ) -> None:
+        """clients: a closed loop, each sends its next request when one ended, whatever the requests' times say.
+        by_tenant: whether it is wanted what each tenant was given when."""
         if clients is not None and clients < 1:
             raise FleetError(f"clients is {clients}; at least 1 is needed")
         self._fleet = fleet
         self._skipping = skipping
         self._clients = clients
-        self._core = SkippingCore(fleet.core, lambda lane: self._settle(self._executors[int(lane)]))
+        self._core = SkippingCore(fleet.core, lambda lane: self._glance(int(lane)))
         self._estimate = self._cost_estimate()
         self._depth = fleet.core.steps_in_flight
-        self._executors = [_Executor(f"{index:06d}", cost) for index, cost in enumerate(fleet.costs())]
+        self._executors = [Executor(f"{index:06d}", cost) for index, cost in enumerate(fleet.costs())]
         self._hungry = list(range(fleet.executors))  # numbers of those that are, ascending
         self._events: list[tuple[int, int, int]] = []
+        self._at = (0, _STEP_DONE, 0)  # the event that is looked at
+        # Executors in a stretch that the clock visits at its end only: those that others can join, and full ones.
+        self._joinable: dict[int, None] = {}
+        self._full: dict[int, None] = {}
         self._source: Iterator[Request] = iter(())
         self._next: Request | None = None
-        self._live: dict[SequenceKey, _Live] = {}
+        self._live: dict[SequenceKey, Live] = {}
         self._records = Records()
         self._timeline = Timeline()
+        self._service = Service() if by_tenant else None
         self._waiting = 0
         self._running = 0
         self._armed: int | None = None
@@ -116,15 +83,16 @@ class Simulation:
         for _ in range(self._clients or 1):
             self._await_next(0)
         while self._events:
-            now, kind, index = heappop(self._events)
-            if kind != _EXPIRY:
-                self._end = now
+            self._at = now, kind, index = heappop(self._events)
             if kind == _STEP_DONE:
                 self._step_done(index, now)
             elif kind == _ARRIVAL:
+                self._end = now
                 self._arrive(now)
             else:
                 self._expire(now)
+            if self._waiting:
+                self._rouse()
         if self._live:
             raise RuntimeError(f"{len(self._live)} requests never ended; first: {next(iter(self._live))}")
         totals = self._core.totals()
@@ -138,6 +106,7 @@ class Simulation:
             totals.planned_tokens,
             totals.preemptions,
             tuple(executor.busy_ns for executor in self._executors),
+            {} if self._service is None else self._service.tenants(self._end),
         )
 
     # Events.
@@ -165,35 +134,37 @@ class Simulation:
             if self._clients is not None:
                 self._await_next(now)
             return
-        self._live[key] = _Live(number, request.prompt_len, request.output_len, max_tokens == request.output_len)
-        self._moved(now, waiting=1)
+        told = max_tokens == request.output_len
+        live = self._live[key] = Live(number, request.prompt_len, request.output_len, told, request.tenant)
+        self._moved(live, now, waiting=1)
         self._after(now)
 
     def _step_done(self, index: int, now: int) -> None:
         executor = self._executors[index]
-        if executor.skip is not None:
-            if self._stay_quiet(executor, executor.skip, index, now):
-                if self._waiting:  # others may have room, and every event wakes them
-                    self._after(now)
-                return
-            self._wake_up(executor)
+        if executor.stretch is not None and not self._interrupts(executor.stretch, index, now):
+            return
+        if executor.ends_at != now:
+            return  # the event is of a step that was gone over
+        executor.ends_at = NEVER
+        self._end = now
         step = executor.steps.popleft()
-        outcomes = tuple([self._draw(row) for row in step.rows])
+        outcomes = tuple([draw(row, self._live.get(row[1])) for row in step.rows])
         if executor.steps:
             self._start(executor, index, now)
         self._carry_out(self._core.apply(executor.lane, StepOutcome(step.step_id, outcomes), now), now)
         self._plan(index, now)
         self._after(now)
         if self._skipping and len(executor.steps) == self._depth:
-            self._fall_quiet(executor)
+            self._fall_quiet(executor, index)
 
     def _expire(self, now: int) -> None:
         if self._armed != now:
             return  # an earlier one took its place
         self._armed = None
-        for executor in self._executors:
-            if executor.skip is not None and executor.skip.before_ns is not None and executor.skip.before_ns <= now:
-                self._wake_up(executor)
+        for index, executor in enumerate(self._executors):
+            stretch = executor.stretch
+            if stretch is not None and stretch.before_ns is not None and stretch.before_ns <= now:
+                self._wake_up(index, stretch)
         self._carry_out(self._core.expire(now), now)
         self._after(now)
 
@@ -213,10 +184,12 @@ class Simulation:
 
     def _plan(self, index: int, now: int) -> None:
         executor = self._executors[index]
-        if executor.skip is not None:
+        if executor.stretch is not None:
             return
         while len(executor.steps) < self._depth and (plan := self._core.plan(executor.lane, now)) is not None:
-            executor.steps.append(self._step(plan))
+            executor.steps.append(step_of(plan))
+            if self._service is not None:
+                self._charge(self._service, plan, now)
             self._carry_out(plan.preempted, now)
             self._carry_out(plan.admitted, now)
             if len(executor.steps) == 1:
@@ -235,55 +208,48 @@ class Simulation:
             match emission:
                 case Tokens():
                     self._records.token(live.number, now)
+                    if self._service is not None:
+                        self._service.drawn(live.tenant, (now,))
                 case Admitted():
-                    self._moved(now, waiting=-1, running=1)
+                    self._moved(live, now, waiting=-1, running=1)
                 case Preempted() | Displaced():
                     self._tell_accounts()
-                    self._moved(now, waiting=1, running=-1)
+                    self._moved(live, now, waiting=1, running=-1)
                 case Finished():
                     del self._live[emission.key]
                     self._records.end(live.number, emission, now)
                     queued = emission.phase is Phase.QUEUE
-                    self._moved(now, waiting=-queued, running=queued - 1)
+                    self._moved(live, now, waiting=-queued, running=queued - 1)
                     if self._clients is not None:
                         self._await_next(now)
 
-    def _moved(self, now: int, waiting: int = 0, running: int = 0) -> None:
+    def _charge(self, service: Service, plan: Plan, now: int) -> None:
+        """What is computed of prompts, once: not what is computed again after a preemption."""
+        for piece in plan.slices:
+            live = self._live.get(piece.key)
+            if live is not None and piece.start < live.prompt_len:
+                end = min(piece.start + piece.count, live.prompt_len)
+                service.prompt(live.tenant, now, max(0, end - max(piece.start, live.reached)))
+                live.reached = max(live.reached, end)
+
+    def _moved(self, live: Live, now: int, waiting: int = 0, running: int = 0) -> None:
+        if self._service is not None and waiting:
+            self._service.waits(live.tenant, now, waiting)
         self._waiting += waiting
         self._running += running
         self._timeline.change(now, self._waiting, self._running)
 
     # Executors.
 
-    def _step(self, plan: Plan) -> _Step:
-        prefill = rows = prefill_context = decode_context = 0
-        drawn = []
-        for piece in plan.slices:
-            reach = piece.start + piece.count
-            if piece.count == 1:
-                rows += 1
-                decode_context += reach
-            else:
-                prefill += piece.count
-                prefill_context += chunk_context(piece.start, piece.count)
-            if piece.samples:
-                drawn.append((piece.slot, piece.key, reach))
-        return _Step(plan.step_id, drawn, StepWork(prefill, rows + plan.padding, prefill_context, decode_context))
-
-    def _start(self, executor: _Executor, index: int, now: int) -> None:
+    def _start(self, executor: Executor, index: int, now: int) -> None:
         elapsed = executor.cost.step_ns(executor.steps[0].work)
         executor.busy_ns += elapsed
-        heappush(self._events, (now + elapsed, _STEP_DONE, index))
-
-    def _draw(self, row: tuple[int, SequenceKey, int]) -> SequenceOutcome:
-        slot, key, position = row
-        live = self._live.get(key)
-        ended = live is not None and not live.told and position - live.prompt_len + 1 >= live.output_len
-        return SequenceOutcome(slot, 1, ended=ended)
+        executor.ends_at = now + elapsed
+        heappush(self._events, (executor.ends_at, _STEP_DONE, index))
 
     # Quiet steps.
 
-    def _fall_quiet(self, executor: _Executor) -> None:
+    def _fall_quiet(self, executor: Executor, index: int) -> None:
         first, last = executor.steps[0], executor.steps[-1]
         rows = len(first.rows)
         if any(step.work.prefill_tokens or len(step.rows) != rows for step in (first, last)):
@@ -295,54 +261,101 @@ class Simulation:
             return
         if any(self._records.first[self._live[key].number] == NEVER for _, key, _ in first.rows):
             return  # the moment of a first token is to be seen
-        left = min(quiet.steps, *(self._draws_left(row) for row in first.rows)) if rows else 0
-        if left >= _WORTH_SKIPPING:
-            fixed = executor.cost.rows_ns(first.work.decode_rows)
-            executor.skip = _Skip(left, quiet.before_ns, quiet.joinable, rows, fixed, first.work.decode_context)
+        left = min(quiet.steps, *(self._live[row[1]].draws_left(row) for row in first.rows))
+        if left < _WORTH_SKIPPING:
+            return
+        stretch = stretch_of(
+            executor.ends_at,
+            left,
+            quiet.before_ns,
+            joinable=quiet.joinable,
+            rows=rows,
+            context=first.work.decode_context,
+            fixed_ns=executor.cost.rows_ns(first.work.decode_rows),
+            context_ns=executor.cost.decode_context_ns,
+        )
+        if stretch.steps >= _WORTH_SKIPPING:
+            executor.stretch = stretch
+            self._sleep(index, stretch)
+            heappush(self._events, (stretch.over_at, _STEP_DONE, index))
 
-    def _draws_left(self, row: tuple[int, SequenceKey, int]) -> int:
-        """Steps, the one of `row` first, whose draw is not its last."""
-        _, key, position = row
-        live = self._live[key]
-        return live.output_len - (position - live.prompt_len + 1)
-
-    def _stay_quiet(self, executor: _Executor, skip: _Skip, index: int, now: int) -> bool:
-        """Goes over the apply and the plan of now, and starts the next step."""
-        if not skip.left or (skip.joinable and self._waiting) or (skip.before_ns is not None and skip.before_ns <= now):
+    def _interrupts(self, stretch: Stretch, index: int, now: int) -> bool:
+        """The clock visits a lane in a stretch. Whether the step that ends now is one to be looked at."""
+        if now not in (stretch.over_at, stretch.peek):
             return False
-        skip.left -= 1
-        skip.times.append(now)
-        self._core.go_over()
-        skip.context += skip.rows
-        elapsed = int(skip.fixed_ns + executor.cost.decode_context_ns * skip.context)
-        executor.busy_ns += elapsed
-        heappush(self._events, (now + elapsed, _STEP_DONE, index))
-        return True
+        if now == stretch.over_at or (self._waiting and stretch.joinable):
+            self._tell(index, stretch.ended(now, also_now=False))
+            self._leave_stretch(index, stretch)
+            return True
+        stretch.peek = None
+        self._sleep(index, stretch)
+        if self._waiting:  # others may have room, and every event wakes them
+            self._after(now)
+        return False
+
+    def _rouse(self) -> None:
+        """Somebody waits: whoever could do something about it at its next step is visited then."""
+        for sleeping in (self._joinable, self._full) if self._hungry else (self._joinable,):
+            for index in sleeping:
+                stretch = self._executors[index].stretch
+                if stretch is None:
+                    raise RuntimeError(f"executor {index} sleeps, and is in no stretch")
+                stretch.peek = stretch.ends[self._ended(stretch, index)]
+                if stretch.peek < stretch.over_at:
+                    heappush(self._events, (stretch.peek, _STEP_DONE, index))
+            sleeping.clear()
+
+    def _sleep(self, index: int, stretch: Stretch) -> None:
+        (self._joinable if stretch.joinable else self._full)[index] = None
 
     def _tell_accounts(self) -> None:
         """Before somebody new waits, where it counts who was given how much."""
         if self._core.waits_for_accounts:
-            for executor in self._executors:
-                self._settle(executor)
+            for index, executor in enumerate(self._executors):
+                if executor.stretch is not None:
+                    self._tell(index, self._ended(executor.stretch, index))
 
-    def _wake_up(self, executor: _Executor) -> None:
-        self._settle(executor)
-        executor.skip = None
+    def _wake_up(self, index: int, stretch: Stretch) -> None:
+        """The step that runs now is an ordinary one again."""
+        self._tell(index, self._ended(stretch, index))
+        self._leave_stretch(index, stretch)
+        heappush(self._events, (self._executors[index].ends_at, _STEP_DONE, index))
 
-    def _settle(self, executor: _Executor) -> None:
-        """The core learns of the steps gone over."""
-        skip = executor.skip
-        if skip is None or not skip.times:
+    def _leave_stretch(self, index: int, stretch: Stretch) -> None:
+        executor = self._executors[index]
+        executor.stretch, executor.ends_at = None, stretch.ends[stretch.told]
+        self._joinable.pop(index, None)
+        self._full.pop(index, None)
+
+    def _ended(self, stretch: Stretch, index: int) -> int:
+        """Steps gone over by now: the clock takes those of one time by the executors' number."""
+        now, kind, at = self._at
+        return stretch.ended(now, also_now=kind != _STEP_DONE or index <= at)
+
+    def _glance(self, index: int) -> None:
+        """Another lane's choice depends on how this one does."""
+        executor = self._executors[index]
+        stretch = executor.stretch
+        if stretch is not None and (ended := self._ended(stretch, index)) > stretch.seen:
+            self._core.glance(executor.lane, stretch.ends[stretch.told : ended], stretch.seen - stretch.told)
+            stretch.seen = ended
+
+    def _tell(self, index: int, ended: int) -> None:
+        """The core learns of so many steps gone over."""
+        executor = self._executors[index]
+        stretch = executor.stretch
+        if stretch is None or ended == stretch.told:
             return
-        times, skip.times = skip.times, []
-        for key in self._core.skip(executor.lane, times):
-            self._records.token(self._live[key].number, times[-1])
-        done = len(times)
+        times = stretch.ends[stretch.told : ended]
+        for key in self._core.skip(executor.lane, times, stretch.seen - stretch.told):
+            live = self._live[key]
+            self._records.token(live.number, times[-1])
+            if self._service is not None:
+                self._service.drawn(live.tenant, times)
+        executor.busy_ns += stretch.ends[ended] - stretch.ends[stretch.told]
+        stretch.seen = stretch.told = ended
         for step in executor.steps:
-            step.step_id += done
-            step.rows = [(slot, key, position + done) for slot, key, position in step.rows]
-            work = step.work
-            step.work = StepWork(0, work.decode_rows, 0, work.decode_context + done * len(step.rows))
+            step.go_on(len(times))
 
     # Arrivals.
 
