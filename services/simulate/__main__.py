@@ -9,17 +9,18 @@ import sys
 import time
 from collections.abc import Sequence
 
-from services.simulate import png
+from services.plots import png
+from services.plots.page import page
+from services.plots.table import number
 from services.simulate.charts import Result, charts_of
 from services.simulate.cost import CostError
 from services.simulate.fleet import Fleet, FleetError
 from services.simulate.load import LoadError
 from services.simulate.options import parser, read_base, read_objectives, read_varied, read_workload
-from services.simulate.page import page
 from services.simulate.scenario import Scenario, ScenarioError, scenarios
 from services.simulate.simulation import Simulation
 from services.simulate.summary import Objectives, summarize
-from services.simulate.tables import number, tenants_table, text_table
+from services.simulate.tables import tables_of
 from services.simulate.traces import TraceError
 from services.simulate.workload import Saturation, Workload, scale_of
 
@@ -60,10 +61,7 @@ def _compare(chosen: argparse.Namespace, command: str) -> int:
         png.require()
     saturation = Saturation(workload, lambda rate: _tell(f"fcfs saturates at {number(rate)} requests/s"))
     results = [_run(scenario, workload, saturation, objectives, chosen) for scenario in compared]
-    summaries = [result.summary for result in results]
-    print(text_table(summaries))
-    if any(len(summary.tenants) > 1 for summary in summaries):
-        print("\n" + tenants_table(summaries))
+    print("\n\n".join(table.text() for table in tables_of([result.summary for result in results])))
     _write(chosen, command, [workload.told, *_told(base.fleet)], results)
     return 0
 
@@ -90,7 +88,7 @@ def _write(chosen: argparse.Namespace, command: str, facts: Sequence[str], resul
         return
     charts = charts_of(results)
     if chosen.html is not None:
-        chosen.html.write_text(page("Simulated", command, facts, summaries, charts), encoding="utf-8")
+        chosen.html.write_text(page("Simulated", command, facts, tables_of(summaries), charts), encoding="utf-8")
         _tell(f"wrote {chosen.html}")
     if chosen.png is not None:
         _tell("wrote " + ", ".join(str(path) for path in png.write(charts, chosen.png)))

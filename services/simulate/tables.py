@@ -1,34 +1,17 @@
-"""Summaries as a table of text. Pure: one table of columns, which the HTML page shares."""
+"""Summaries as tables. Pure."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
-from services.simulate.summary import Spread, Summary
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    title: str
-    cell: Callable[[Summary], str]
-    meaning: str
-
-
-def number(value: float | None) -> str:
-    """Three digits that count."""
-    if value is None:
-        return "-"
-    size = abs(value)
-    if size >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 or not size else f"{value:.2g}"
+from services.plots.table import Column, Table, number, table
+from services.simulate.summary import Spread, Summary, TenantSummary
 
 
 def _three(spread: Spread) -> str:
     return " / ".join(number(value) for value in (spread.p50, spread.p95, spread.p99))
 
 
-COLUMNS: Final = (
+COLUMNS: Final[tuple[Column[Summary], ...]] = (
     Column("run", lambda s: s.name, "policy, and what was varied"),
     Column("served", lambda s: f"{s.served:,}", "requests served to their end"),
     Column(
@@ -51,35 +34,22 @@ COLUMNS: Final = (
 )
 
 
-def text_table(summaries: Sequence[Summary]) -> str:
-    rows = [[column.title for column in COLUMNS], *([column.cell(s) for column in COLUMNS] for s in summaries)]
-    return aligned(rows)
+_TENANT_COLUMNS: Final[tuple[Column[tuple[Summary, TenantSummary]], ...]] = (
+    Column("run", lambda of: of[0].name),
+    Column("tenant", lambda of: of[1].name),
+    Column("requests", lambda of: f"{of[1].requests:,}"),
+    Column("served", lambda of: f"{of[1].served:,}"),
+    Column("TTFT ms", lambda of: _three(of[1].ttft)),
+    Column("service", lambda of: f"{of[1].service:,}"),
+)
 
 
-def tenants_table(summaries: Sequence[Summary]) -> str:
-    """One row a run and tenant."""
-    rows = [["run", "tenant", "requests", "served", "TTFT ms", "service"]]
-    rows += [
-        [s.name, t.name, f"{t.requests:,}", f"{t.served:,}", _three(t.ttft), f"{t.service:,}"]
-        for s in summaries
-        for t in s.tenants
-    ]
-    return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if not index else cell.rjust(width) for index, (cell, width) in _numbered(row, widths)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _numbered(row: Sequence[str], widths: Sequence[int]) -> enumerate[tuple[str, int]]:
-    return enumerate(zip(row, widths, strict=True))
+def tables_of(summaries: Sequence[Summary]) -> list[Table]:
+    """That of the runs; where there are several tenants, one with a row for each run and tenant too."""
+    tables = [table(COLUMNS, summaries)]
+    if any(len(summary.tenants) > 1 for summary in summaries):
+        tables.append(table(_TENANT_COLUMNS, [(s, tenant) for s in summaries for tenant in s.tenants], "Tenants"))
+    return tables
 
 
 def _seconds(spread: Spread) -> Spread:

@@ -5,7 +5,7 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Final
 
-from services.simulate.charts import Chart
+from services.plots.chart import Chart
 
 COLORS: Final = ("#0b62a4", "#d1495b", "#2e8540", "#8a5a00", "#6f42c1", "#00808a", "#b0307f", "#555555", "#9a8c00")
 _WIDTH: Final = 640
