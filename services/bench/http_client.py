@@ -71,10 +71,12 @@ async def request(site: Site, path: str, body: object = None, on_body: OnBody | 
     Raises OSError where there is no connection, ProtocolError where what comes is no HTTP. Cancelling ends it.
     """
     loop = asyncio.get_running_loop()
-    exchange = _Exchange(_message(site, path, body), on_body, loop.create_future())
+    message = _message(site, path, body)
+    exchange = _Exchange(on_body, loop.create_future())
     context = ssl.create_default_context() if site.secure else None
     transport, _ = await loop.create_connection(lambda: exchange, site.host, site.port, ssl=context)
     try:
+        transport.write(message)
         await exchange.done
     finally:
         transport.abort()
@@ -96,16 +98,11 @@ def _message(site: Site, path: str, body: object) -> bytes:
 
 
 class _Exchange(asyncio.Protocol):
-    def __init__(self, message: bytes, on_body: OnBody | None, done: "asyncio.Future[None]") -> None:
+    def __init__(self, on_body: OnBody | None, done: "asyncio.Future[None]") -> None:
         self.reader = ResponseReader()
         self.kept = bytearray()
         self.done = done
-        self._message = message
         self._on_body = on_body
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # of a stream connection
-        transport.write(self._message)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter_ns()
