@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from services.bench.document import StageResult, result_of
 from services.bench.http1 import ProtocolError
 from services.bench.http_client import parse_url, request
@@ -117,12 +119,19 @@ def end(child: "subprocess.Popen[str]") -> None:
             os.killpg(child.pid, signum)
         until = time.monotonic() + END_S
         while time.monotonic() < until:
-            child.poll()
-            try:
-                os.killpg(child.pid, 0)
-            except ProcessLookupError:
+            if child.poll() is not None and not alive(child.pid):
                 return
             time.sleep(0.1)
+
+
+def alive(group: int) -> list[int]:
+    """Processes of the group, those left out that only wait to be reaped."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(one.pid) == group and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one.pid)
+    return found
 
 
 def lines_of(command: Sequence[str], log: Path) -> list[dict[str, Any]]:

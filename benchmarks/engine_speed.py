@@ -20,7 +20,7 @@ from executor.runner import Runner
 from executor.step import NewSequence, SamplingParams, Slice, Step
 from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
 
-IDS: Final = (100, 40_000)  # ordinary ids of the default model
+FIRST_ID, LAST_ID = 100, 40_000  # ordinary ids of the default model lie between
 BLOCK: Final = 16
 GREEDY: Final = SamplingParams(temperature=0.0)
 
@@ -93,7 +93,8 @@ class Sequences:
 
 def measure(runner: Runner, peer: str, batch: int, prompt: int, new: int, seed: int) -> Speed:
     source = random.Random(seed)
-    prompts = [[source.randrange(*IDS) for _ in range(prompt)] for _ in range(batch)]
+    last = min(LAST_ID, runner.capacity.vocab_size)
+    prompts = [[source.randrange(FIRST_ID, last) for _ in range(prompt)] for _ in range(batch)]
     warm = Sequences(runner, prompts, new)
     warm.prefill()
     warm.decode(min(4, new - 1))

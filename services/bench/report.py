@@ -35,12 +35,12 @@ def rows_of(results: Sequence[StageResult]) -> list[Row]:
     return [Row(tuple(result for result in results if result.key == key)) for key in keys]
 
 
-def _banded(value: Callable[[StageResult], float | None]) -> Callable[[Row], str]:
+def _median(value: Callable[[StageResult], float | None], *, with_range: bool = False) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
         found = row.over(value)
         if found is None:
             return "-"
-        if len(row.results) == 1:
+        if len(row.results) == 1 or not with_range:
             return number(found.median)
         return f"{number(found.median)} ({number(found.low)} to {number(found.high)})"
 
@@ -76,13 +76,13 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     ),
     Column(
         "output tok/s",
-        _banded(lambda s: s.figures.output_tokens_per_s),
+        _median(lambda s: s.figures.output_tokens_per_s, with_range=True),
         "output tokens of served requests / time from the first request's start to the last one's end (of arrivals at "
         "given times: what ended during the arrivals / their time). Median over the repeats (least to most)",
     ),
-    Column("total tok/s", _banded(lambda s: s.figures.total_tokens_per_s), "the same with the prompts' tokens"),
-    Column("req/s", _banded(lambda s: s.figures.requests_per_s), "served requests over the same time"),
-    Column("goodput/s", _banded(lambda s: s.figures.goodput_per_s), "those of them that kept every --slo"),
+    Column("total tok/s", _median(lambda s: s.figures.total_tokens_per_s), "the same with the prompts' tokens"),
+    Column("req/s", _median(lambda s: s.figures.requests_per_s), "served requests over the same time"),
+    Column("goodput/s", _median(lambda s: s.figures.goodput_per_s), "those of them that kept every --slo"),
     Column(
         "TTFT ms",
         _three(lambda s: s.figures.ttft),
@@ -101,13 +101,13 @@ COLUMNS: Final[tuple[Column[Row], ...]] = (
     ),
     Column(
         "tok/msg",
-        _banded(lambda s: s.figures.tokens_per_message),
+        _median(lambda s: s.figures.tokens_per_message),
         "output tokens / messages that carried any: above 1, ITL is not a time per token",
     ),
     Column("E2E ms", _three(lambda s: s.figures.e2e), "from when the request was due to the end of its stream"),
     Column(
         "client CPU",
-        _banded(lambda s: 100 * s.figures.client_share),
+        _median(lambda s: 100 * s.figures.client_share),
         "CPU time of this client, % of one core: near 100 it is the client that is measured",
     ),
 )
