@@ -12,34 +12,30 @@ import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from peer_figures import OURS, ROOT, Figure, State, put, read_state, report
 
 from services.bench.document import StageResult, result_of
 from services.bench.http1 import ProtocolError
 from services.bench.http_client import parse_url, request
 from services.bench.http_target import HttpTarget
-from services.bench.machine import environment
 from services.bench.plan import Settings, stages
 from services.bench.session import open_session
 from services.bench.target import Drawing, TargetError
 from services.catalogue import DEFAULT_MODEL
 from services.simulate.summary import Objectives
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 DOCUMENT: Final = ROOT / "docs/performance.md"
-BEGIN, END = "<!-- against-peers:begin -->", "<!-- against-peers:end -->"
 PARTS: Final = ("engine", "prefill", "served", "perplexity")
-OURS: Final = "tercet"
 SERVED: Final = (OURS, "llama-q8", "llama-q40", "vllm")
 BATCHES: Final = (1, 8, 32)
 READY_S: Final = 300.0
@@ -53,42 +49,6 @@ FIRST_TOKEN: Final = Settings(tiers=(1000,), output=16, concurrency=(8,), reques
 
 class MeasurementFailed(Exception):
     """One measurement gave no figures; the others go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured number. part: of PARTS."""
-
-    round: int
-    part: str
-    system: str
-    name: str
-    value: float
-
-
-@dataclass
-class State:
-    """What is measured so far. done: keys of whole measurements. settings: what must not change within a run."""
-
-    settings: dict[str, Any]
-    environment: dict[str, Any]
-    done: list[str] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-
-    def write(self, path: Path) -> None:
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-
-
-def read_state(path: Path, settings: dict[str, Any]) -> State:
-    """A new one where there is no file. Ends where the file is of other settings."""
-    if not path.exists():
-        return State(settings, asdict(environment()))
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found["settings"] != settings:
-        raise SystemExit(f"{path} is of another run: {found['settings']}; --fresh begins anew")
-    return State(settings, found["environment"], found["done"], [Figure(**one) for one in found["figures"]])
 
 
 @contextmanager
@@ -141,7 +101,12 @@ def lines_of(command: Sequence[str], log: Path) -> list[dict[str, Any]]:
             printed, _ = child.communicate(timeout=COMMAND_S)
         except subprocess.TimeoutExpired as error:
             raise MeasurementFailed(f"no end within {COMMAND_S:g} s") from error
-    found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    found = []
+    for line in filter(None, printed.splitlines()):
+        if line.startswith("{"):
+            found.append(json.loads(line))
+        else:  # such as which peer gave no result; its cells stay empty
+            print(f"  {Path(command[1]).name}: {line}", file=sys.stderr, flush=True)
     if child.returncode != 0 or not found:
         raise MeasurementFailed(f"exit code {child.returncode}, {printed[-300:]!r}, {log.read_text()[-300:]!r}")
     return found
@@ -263,84 +228,6 @@ def planned(parts: Sequence[str], rounds: int) -> Iterator[tuple[int, str, str]]
                 continue
             who = list(SERVED if part == "served" else (OURS, "peers"))
             yield from ((number, part, one) for one in (who if number % 2 == 0 else reversed(who)))
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One table. parts: where its figures come from."""
-
-    title: str
-    parts: tuple[str, ...]
-
-
-GROUPS: Final = (
-    Group("Engine alone, tokens a second", ("engine", "prefill", "perplexity")),
-    Group("Served over HTTP, 256 in and 128 out", ("served",)),
-)
-NAMES: Final = {
-    OURS: "**Tercet**",
-    "llama": "llama.cpp, the same file",
-    "llama-q8": "llama.cpp, Q8_0",
-    "llama-q40": "llama.cpp, Q4_0",
-    "vllm-bf16": "vLLM, bf16",
-    "vllm": "vLLM, bf16",
-}
-
-
-def table(figures: Sequence[Figure], group: Group) -> list[str]:
-    """Medians over the rounds, and in brackets how many times as good ours is: median and range over rounds."""
-    mine = [one for one in figures if one.part in group.parts]
-    if not mine:
-        return []
-    columns = list(dict.fromkeys(one.name for part in group.parts for one in mine if one.part == part))
-    systems = sorted({one.system for one in mine}, key=lambda system: list(NAMES).index(system))
-    rows = [f"**{group.title}**", "", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for system in systems:
-        cells = [cell(mine, system, column) for column in columns]
-        rows.append(f"| {NAMES[system]} | " + " | ".join(cells) + " |")
-    return [*rows, ""]
-
-
-def cell(figures: Sequence[Figure], system: str, name: str) -> str:
-    theirs = {one.round: one.value for one in figures if (one.system, one.name) == (system, name)}
-    if not theirs:
-        return "-"
-    shown = f"{statistics.median(theirs.values()):.4g}"
-    ours = {one.round: one.value for one in figures if (one.system, one.name) == (OURS, name)}
-    both = sorted(theirs.keys() & ours.keys())
-    if system == OURS or not both or name == "perplexity":
-        return shown
-    smaller_is_better = name.endswith("ms")
-    ratios = [theirs[at] / ours[at] if smaller_is_better else ours[at] / theirs[at] for at in both]
-    spread = f", {min(ratios):.2f} to {max(ratios):.2f}" if len(ratios) > 1 else ""
-    return f"{shown} ({statistics.median(ratios):.2f}x{spread})"
-
-
-def report(state: State, command: str) -> str:
-    rounds = 1 + max((one.round for one in state.figures), default=-1)
-    where = state.environment
-    head = [
-        f"{where['cpu']}, {where['cores']} cores, {where['when'][:10]}, commit {commit()}; load "
-        f"{where['load_average']} before; {rounds} rounds. `{command}`",
-        "",
-        "In brackets: how many times as good Tercet is, the median of the rounds' ratios and their range.",
-        "",
-    ]
-    return "\n".join([*head, *(line for group in GROUPS for line in table(state.figures, group))])
-
-
-def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
-    return found.stdout.strip() or "unknown"
-
-
-def put(path: Path, text: str) -> None:
-    """Between the markers. Raises ValueError where they are missing."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} has no {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{text.rstrip()}\n\n{END}{after}", encoding="utf-8")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,14 +1,12 @@
 """The comparison's own parts: what is measured when, what a table says, what is left when something fails."""
 
-import importlib.util
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,27 +18,22 @@ from executor.loading.load import load_runner
 ROOT = Path(__file__).parents[3]
 
 
-def load(name: str) -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    sys.modules[name] = tool
-    try:
-        spec.loader.exec_module(tool)
-        yield tool
-    finally:
-        del sys.modules[name]
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("against_peers")
 
 
 @pytest.fixture
-def tool() -> Iterator[Any]:
-    yield from load("against_peers")
+def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("peer_figures")
 
 
 @pytest.fixture
-def engine() -> Iterator[Any]:
-    yield from load("engine_speed")
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("engine_speed")
 
 
 def test_rounds_alternate_and_perplexity_comes_once(tool: Any) -> None:
@@ -56,9 +49,9 @@ def test_rounds_alternate_and_perplexity_comes_once(tool: Any) -> None:
     assert served[:4] == list(reversed(served[4:])) == ["tercet", "llama-q8", "llama-q40", "vllm"]
 
 
-def test_a_table_has_medians_and_the_ratios_of_each_round(tool: Any) -> None:
-    figures = [
-        tool.Figure(number, part, system, name, value)
+def test_a_table_has_medians_and_the_ratios_of_each_round(figures: Any) -> None:
+    measured = [
+        figures.Figure(number, part, system, name, value)
         for part, system, name, values in (
             ("engine", "vllm-bf16", "decode x1", (100, 200, 100)),
             ("engine", "tercet", "decode x1", (200, 300, 400)),
@@ -68,7 +61,7 @@ def test_a_table_has_medians_and_the_ratios_of_each_round(tool: Any) -> None:
         )
         for number, value in enumerate(values)
     ]
-    assert tool.table(figures, tool.GROUPS[0])[2:] == [
+    assert figures.table(measured, figures.GROUPS[0])[2:] == [
         "| | decode x1 | perplexity |",
         "|---|---|---|",
         "| **Tercet** | 300 | 19.2 |",
@@ -76,13 +69,15 @@ def test_a_table_has_medians_and_the_ratios_of_each_round(tool: Any) -> None:
         "| vLLM, bf16 | 100 (2.00x, 1.50 to 4.00) | - |",
         "",
     ]
-    assert tool.table(figures, tool.GROUPS[1]) == []
+    assert figures.table(measured, figures.GROUPS[1]) == []
 
 
-def test_of_a_time_less_is_better(tool: Any) -> None:
+def test_of_a_time_less_is_better(figures: Any) -> None:
     name = "first token x8, 1,000 in, ms"
-    figures = [tool.Figure(0, "served", system, name, value) for system, value in (("tercet", 50.0), ("vllm", 200.0))]
-    assert tool.cell(figures, "vllm", name) == "200 (4.00x)"
+    measured = [
+        figures.Figure(0, "served", system, name, value) for system, value in (("tercet", 50.0), ("vllm", 200.0))
+    ]
+    assert figures.cell(measured, "vllm", name) == "200 (4.00x)"
 
 
 def test_what_is_measured_is_kept_and_what_failed_is_measured_again(tool: Any, tmp_path: Path) -> None:
@@ -109,15 +104,15 @@ def test_what_is_measured_is_kept_and_what_failed_is_measured_again(tool: Any, t
         tool.read_state(path, {**settings, "backend": "reference"})
 
 
-def test_the_table_goes_between_the_markers(tool: Any, tmp_path: Path) -> None:
+def test_the_table_goes_between_the_markers(figures: Any, tmp_path: Path) -> None:
     path = tmp_path / "p.md"
-    path.write_text(f"before\n{tool.BEGIN}\nold\n{tool.END}\nafter\n")
-    tool.put(path, "new\n")
-    assert path.read_text() == f"before\n{tool.BEGIN}\n\nnew\n\n{tool.END}\nafter\n"
+    path.write_text(f"before\n{figures.BEGIN}\nold\n{figures.END}\nafter\n")
+    figures.put(path, "new\n")
+    assert path.read_text() == f"before\n{figures.BEGIN}\n\nnew\n\n{figures.END}\nafter\n"
     path.write_text("nothing")
     with pytest.raises(ValueError, match="has no"):
-        tool.put(path, "new")
-    assert tool.BEGIN in (ROOT / "docs/performance.md").read_text()
+        figures.put(path, "new")
+    assert figures.BEGIN in (ROOT / "docs/performance.md").read_text()
 
 
 STUBBORN = (
@@ -129,9 +124,11 @@ PARENT = (
 )
 
 
-async def test_a_process_is_ended_with_all_it_started(tool: Any, tmp_path: Path) -> None:
+async def test_a_process_is_ended_with_all_it_started(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A child of a child, which ignores SIGTERM."""
-    tool.END_S = 0.2
+    monkeypatch.setattr(tool, "END_S", 0.2)
     with tool.process([sys.executable, "-c", PARENT], os.environ, tmp_path / "log", stdout=subprocess.PIPE) as child:
         grandchild = int(child.stdout.readline())
         assert child.stdout.readline() == "up\n"
