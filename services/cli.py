@@ -31,7 +31,7 @@ COMMANDS: Final = {
     "ps": Command("list the requests of a scheduler, and what each waits for", "services.commands.ps"),
     "top": Command("watch a scheduler: queue, batch, blocks, tokens per second", "services.commands.top"),
     "replay": Command("run a recording of `scheduler --record` through the core", "services.commands.replay"),
-    "bench": Command("measure tokens per second, one stream against eight", "services.bench.__main__"),
+    "bench": Command("load-test a server: latencies, throughput, goodput; compare, vary", "services.bench.__main__"),
     "simulate": Command("run the scheduler against a model of executors", "services.simulate.__main__"),
     "demo": Command("pull, run, ask one question, show its trace, drain", "services.commands.demo"),
     "tokenizer": Command("run the tokenizer service", "services.tokenizer.__main__", is_service=True),

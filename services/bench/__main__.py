@@ -1,128 +1,161 @@
-"""`tercet bench`: tokens per second of one stream against several at once, through the whole chain.
-
-The two are measured in turn within one run, since a machine's speed drifts; the figure to quote is the ratio of the
-medians.
-"""
+"""`tercet bench`: a load tester. Wiring only: options, a target, a session, what is written."""
 
 import argparse
 import asyncio
-import json
-import os
-import platform
-import statistics
+import dataclasses
+import shlex
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Final
+from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
-import tercet
-from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
-from services.config import BACKENDS
-from services.stack import NotReady, Stack, StackOptions
+from services.bench.compare import NotComparable, compare, ratios_table, unlike
+from services.bench.document import BadDocument, Document, read, write
+from services.bench.http_client import BadUrl
+from services.bench.options import (
+    OptionError,
+    Output,
+    compare_parser,
+    measure_parser,
+    read_count,
+    read_output,
+    read_settings,
+    read_where,
+    vary_parser,
+)
+from services.bench.plan import stages
+from services.bench.prompts import PromptError
+from services.bench.report import charts_of, facts, table_of, told
+from services.bench.runs import measured, stack_options, varied
+from services.bench.target import TargetError
+from services.bench.vary import VaryError, variants
+from services.catalogue import CatalogueError
+from services.errors import ServiceError
+from services.plots.page import page
+from services.plots.table import Table
+from services.simulate.load import LoadError
+from services.simulate.scenario import ScenarioError
+from services.simulate.traces import TraceError
+from services.stack import NotReady
 from services.supervisor import ChildRefused
 
-READY_S: Final = 300.0
-SUBJECTS: Final = ("tides", "bread", "bridges", "maps", "glass", "bees", "clocks", "salt", "wool", "ink", "snow")
+_REFUSALS: Final = (
+    OptionError,
+    VaryError,
+    ScenarioError,
+    LoadError,
+    TraceError,
+    BadUrl,
+    BadDocument,
+    NotComparable,
+    TargetError,
+    PromptError,
+    CatalogueError,
+    NotReady,
+    ChildRefused,
+    ServiceError,
+    OSError,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Of one measurement: output tokens per second of all streams together, and the median first token in seconds."""
-
-    streams: int
-    tokens_per_s: float
-    first_token_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    model: str
-    backend: str
-    cpu: str
-    cores: int
-    new_tokens: int
-    one_tokens_per_s: float
-    many_streams: int
-    many_tokens_per_s: float
-    ratio: float
-    rounds: tuple[Round, ...]
+Made = TypeVar("Made")
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="tercet bench", allow_abbrev=False)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--backend", choices=BACKENDS, default="cpu")
-    parser.add_argument("--streams", type=int, default=8, help="at once, against one; default 8")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each stream; default 128")
-    parser.add_argument("--rounds", type=int, default=3, help="of each kind, in turn; default 3")
-    chosen = parser.parse_args(argv)
-    for name in ("streams", "tokens", "rounds"):
-        if getattr(chosen, name) < 1:
-            parser.error(f"--{name} must be at least 1")
+    command = shlex.join(["tercet", "bench", *argv])
     try:
-        resolve(chosen.model, cache_directory(os.environ))
-        report = asyncio.run(_measure(chosen.model, chosen.backend, chosen.streams, chosen.tokens, chosen.rounds))
-    except (CatalogueError, NotReady, ChildRefused, tercet.TercetError) as error:
+        if argv and argv[0] == "compare":
+            return _compare(compare_parser().parse_args(argv[1:]))
+        if argv and argv[0] == "vary":
+            return _vary(vary_parser().parse_args(argv[1:]), command)
+        return _measure(measure_parser().parse_args(argv), command)
+    except _REFUSALS as error:
         print(f"tercet bench: {error}", file=sys.stderr)
         return 1
-    print(f"{'1 stream':<12} {report.one_tokens_per_s:8.1f} tokens/s")
-    print(f"{f'{report.many_streams} streams':<12} {report.many_tokens_per_s:8.1f} tokens/s")
-    print(f"{'ratio':<12} {report.ratio:8.2f}")
-    print(json.dumps(asdict(report)))
+
+
+def _measure(chosen: argparse.Namespace, command: str) -> int:
+    where = read_where(chosen)
+    settings = read_settings(chosen, read_count("--repeats", chosen.repeats))
+    output = read_output(chosen)
+    planned = stages(settings)
+    document = _run(measured(where, settings, planned, output.label or where.url or where.target or "bench", command))
+    print(table_of(document.stages).text())
+    _tell(told(document))
+    _write([document], output, command)
+    return 0 if any(stage.figures.served for stage in document.stages) else 1
+
+
+def _compare(chosen: argparse.Namespace) -> int:
+    first, second = read(chosen.first), read(chosen.second)
+    ratios = compare(first, second, force=chosen.force)
+    _tell(f"warning: they differ in {difference}" for difference in unlike(first, second))
+    names = (first.label, second.label) if first.label != second.label else ("first", "second")
+    print(ratios_table(ratios, *names).text())
     return 0
 
 
-async def _measure(model: str, backend: str, streams: int, tokens: int, rounds: int) -> Report:
-    options = StackOptions(model, log_level="error", executor=("--backend", backend))
-    measured: list[Round] = []
-    async with Stack(options, os.environ) as stack:
-        await stack.ready(READY_S)
-        async with tercet.AsyncClient(stack.target) as client:
-            await _round(client, streams, 8)  # warm
-            for _ in range(rounds):
-                measured.append(await _round(client, 1, tokens))
-                measured.append(await _round(client, streams, tokens))
-    one = statistics.median(part.tokens_per_s for part in measured if part.streams == 1)
-    many = statistics.median(part.tokens_per_s for part in measured if part.streams == streams)
-    return Report(
-        model=model,
-        backend=backend,
-        cpu=platform.processor() or platform.machine(),
-        cores=os.cpu_count() or 0,
-        new_tokens=tokens,
-        one_tokens_per_s=round(one, 1),
-        many_streams=streams,
-        many_tokens_per_s=round(many, 1),
-        ratio=round(many / one, 2),
-        rounds=tuple(measured),
-    )
+def _vary(chosen: argparse.Namespace, command: str) -> int:
+    rounds = read_count("--rounds", chosen.rounds)
+    settings = read_settings(chosen, rounds)
+    chosen_variants = variants(chosen.set, all_combinations=chosen.all_combinations)
+    output = read_output(chosen)
+    chains = [stack_options(chosen.model, chosen.backend, variant) for variant in chosen_variants]
+    labels = [variant.label for variant in chosen_variants]
+    documents = _run(varied(chains, labels, settings, stages(settings), command))
+    for document in documents:
+        print(table_of(document.stages, document.label).text(), end="\n\n")
+        _tell(told(document))
+    print("\n\n".join(table.text() for table in _ratios(documents)))
+    _write(documents, output, command)
+    return 0
 
 
-async def _round(client: tercet.AsyncClient, streams: int, tokens: int) -> Round:
-    began = time.monotonic()
-    answers = await asyncio.gather(*(_one(client, index, tokens) for index in range(streams)))
-    elapsed = time.monotonic() - began
-    return Round(
-        streams,
-        round(sum(count for count, _ in answers) / elapsed, 1),
-        round(statistics.median(first for _, first in answers), 3),
-    )
+def _ratios(documents: Sequence[Document]) -> list[Table]:
+    """Of each to the first."""
+    first, *others = documents
+    return [ratios_table(compare(first, other), first.label, other.label, "Ratios") for other in others]
 
 
-async def _one(client: tercet.AsyncClient, index: int, tokens: int) -> tuple[int, float]:
-    """Output tokens of one stream, and the time of its first."""
-    began = time.monotonic()
-    first = 0.0
-    count = 0
-    prompt = f"Write a long essay about the history of {SUBJECTS[index % len(SUBJECTS)]}."
-    sampling = tercet.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    async with client.chat([tercet.Message("user", prompt)], sampling=sampling) as stream:
-        async for delta in stream:
-            if not count:
-                first = time.monotonic() - began
-            count += len(delta.token_ids)
-    return count, first
+def _write(documents: Sequence[Document], output: Output, command: str) -> None:
+    several = len(documents) > 1
+    if output.json is not None:
+        for document in documents:
+            path = _beside(output.json, document.label) if several else output.json
+            write(document, path)
+            _tell([f"wrote {path}"])
+    if output.html is not None:
+        tables = [table_of(document.stages, document.label if several else "") for document in documents]
+        tables += _ratios(documents)
+        results = [
+            dataclasses.replace(stage, name=f"{document.label}: {stage.name}") if several else stage
+            for document in documents
+            for stage in document.stages
+        ]
+        sentences = [
+            f"{document.label}: {fact}" if several else fact for document in documents for fact in facts(document)
+        ]
+        title = output.label or "Benchmark"
+        output.html.write_text(page(title, command, sentences, tables, charts_of(results)), encoding="utf-8")
+        _tell([f"wrote {output.html}"])
+
+
+def _beside(path: Path, label: str) -> Path:
+    """out.json of `threads=2`: out.threads=2.json."""
+    name = "".join(c if c.isalnum() or c in "=._-" else "_" for c in label)
+    return path.with_name(f"{path.stem}.{name}{path.suffix}")
+
+
+def _run(work: Coroutine[Any, Any, Made]) -> Made:
+    try:
+        import uvloop
+    except ImportError:  # not to be had on every platform
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

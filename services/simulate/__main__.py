@@ -9,16 +9,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from services.simulate import png
+from services.plots import png
+from services.plots.page import page
+from services.plots.table import number
 from services.simulate.charts import Result, charts_of
 from services.simulate.cost import CostError
 from services.simulate.fleet import Fleet, FleetError
 from services.simulate.jobs import Job, each, run, saturate
 from services.simulate.load import LoadError
 from services.simulate.options import parser, read_base, read_objectives, read_varied, read_workload
-from services.simulate.page import page
 from services.simulate.scenario import Scenario, ScenarioError, scenarios
-from services.simulate.tables import number, tenants_table, text_table
+from services.simulate.tables import tables_of
 from services.simulate.traces import TraceError
 from services.simulate.workload import check_share, saturating
 
@@ -68,9 +69,7 @@ def _compare(chosen: argparse.Namespace, argv: Sequence[str]) -> int:
         _tell(f"{name}: {len(made.records):,} requests, {made.steps:,} steps, simulated in {took:.1f} s")
         results.append(result)
     summaries = [result.summary for result in results]
-    print(text_table(summaries))
-    if any(len(summary.tenants) > 1 for summary in summaries):
-        print("\n" + tenants_table(summaries))
+    print("\n\n".join(table.text() for table in tables_of(summaries)))
     command = shlex.join(["tercet", "simulate", *argv])
     _write(chosen, command, [workload.told, *_told(base.fleet)], results)
     return 0
@@ -111,7 +110,7 @@ def _write(chosen: argparse.Namespace, command: str, facts: Sequence[str], resul
         return
     charts = charts_of(results)
     if chosen.html is not None:
-        chosen.html.write_text(page("Simulated", command, facts, summaries, charts), encoding="utf-8")
+        chosen.html.write_text(page("Simulated", command, facts, tables_of(summaries), charts), encoding="utf-8")
         _tell(f"wrote {chosen.html}")
     if chosen.png is not None:
         _tell("wrote " + ", ".join(str(path) for path in png.write(charts, chosen.png)))

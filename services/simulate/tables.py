@@ -1,81 +1,65 @@
-"""Summaries as a table of text. Pure: one table of columns, which the HTML page shares."""
+"""Summaries as tables. Pure."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
+from services.plots.table import Column, Table, number, table
 from services.simulate.service import BIN_NS, WINDOW_BINS, Balance
-from services.simulate.summary import Spread, Summary
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """unit: of the numbers, where the title does not say."""
-
-    title: str
-    unit: str
-    cell: Callable[[Summary], str]
-    meaning: str
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title} {self.unit}".strip()
-
-
-def number(value: float | None) -> str:
-    """Three digits that count."""
-    if value is None:
-        return "-"
-    size = abs(value)
-    if size >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 or not size else f"{value:.2g}"
+from services.simulate.summary import Spread, Summary, TenantSummary
 
 
 def _three(spread: Spread) -> str:
     return " / ".join(number(value) for value in (spread.p50, spread.p90, spread.p99))
 
 
-COLUMNS: Final = (
-    Column("run", "", lambda s: s.name, "policy, and what was varied"),
-    Column("served", "", lambda s: f"{s.served:,}", "requests served to their end"),
+def _in_seconds(spread: Spread) -> str:
+    """Of a spread in ms."""
+    values = (spread.p50, spread.p90, spread.p99)
+    return " / ".join(number(None if value is None else value / 1000) for value in values)
+
+
+COLUMNS: Final[tuple[Column[Summary], ...]] = (
+    Column("run", lambda s: s.name, "policy, and what was varied"),
+    Column("served", lambda s: f"{s.served:,}", "requests served to their end"),
     Column(
         "not served",
-        "",
         lambda s: f"{s.requests - s.served:,}",
-        "refused at a full queue, never fitting, out of time before or after the first token",
+        "full queue, never fitting, or out of time",
     ),
-    Column("TTFT", "s P50/90/99", lambda s: of_seconds(s.ttft), "time to the first token, P50 / P90 / P99"),
-    Column(
-        "per token", "ms P50/90/99", lambda s: _three(s.tpot), "time per output token after the first, P50 / P90 / P99"
-    ),
-    Column("end to end", "s P50/90/99", lambda s: of_seconds(s.e2e), "P50 / P90 / P99 of what was served to its end"),
-    Column("goodput", "/s", lambda s: number(s.goodput_per_s), "requests a second that kept all objectives"),
-    Column("requests", "/s", lambda s: number(s.requests_per_s), "served within the window of arrivals"),
-    Column("output", "tok/s", lambda s: number(s.output_tokens_per_s), "output tokens a second, likewise"),
-    Column("step", "tok", lambda s: number(s.tokens_per_step), "positions computed in a step"),
-    Column("preempted", "", lambda s: f"{s.preemptions:,}", "times that a request had to make room"),
-    Column("cached", "%", lambda s: f"{100 * s.hit_ratio:.1f}", "prompt tokens found in the prefix cache"),
-    Column("Jain", "", lambda s: f"{s.fairness:.3f}", "fairness of service between tenants, 1 is equal"),
-    Column("queue", "", lambda s: f"{number(s.mean_waiting)} / {s.peak_waiting:,}", "waiting requests: mean / most"),
-    Column("busy", "%", lambda s: f"{100 * s.utilization:.0f}", "of the executors' time"),
+    Column("TTFT", lambda s: _in_seconds(s.ttft), "time to the first token", "s P50/90/99"),
+    Column("per token", lambda s: _three(s.tpot), "time per output token after the first", "ms P50/90/99"),
+    Column("end to end", lambda s: _in_seconds(s.e2e), "P50 / P90 / P99 of what was served to its end", "s P50/90/99"),
+    Column("goodput", lambda s: number(s.goodput_per_s), "requests a second that kept all objectives", "/s"),
+    Column("requests", lambda s: number(s.requests_per_s), "served within the window of arrivals", "/s"),
+    Column("output", lambda s: number(s.output_tokens_per_s), "output tokens a second, likewise", "tok/s"),
+    Column("step", lambda s: number(s.tokens_per_step), "positions computed in a step", "tok"),
+    Column("preempted", lambda s: f"{s.preemptions:,}", "times that a request had to make room"),
+    Column("cached", lambda s: f"{100 * s.hit_ratio:.1f}", "prompt tokens found in the prefix cache", "%"),
+    Column("Jain", lambda s: f"{s.fairness:.3f}", "fairness of service between tenants, 1 is equal"),
+    Column("queue", lambda s: f"{number(s.mean_waiting)} / {s.peak_waiting:,}", "waiting requests: mean / most"),
+    Column("busy", lambda s: f"{100 * s.utilization:.0f}", "of the executors' time", "%"),
+)
+
+_TENANT_COLUMNS: Final[tuple[Column[tuple[Summary, TenantSummary]], ...]] = (
+    Column("run", lambda of: of[0].name),
+    Column("tenant", lambda of: of[1].name),
+    Column("weight", lambda of: f"{of[1].weight:g}"),
+    Column("requests", lambda of: f"{of[1].requests:,}"),
+    Column("served", lambda of: f"{of[1].served:,}"),
+    Column("TTFT", lambda of: _in_seconds(of[1].ttft), unit="s P50/90/99"),
+    Column("service", lambda of: f"{of[1].service:,}", "uncached prompt tokens + 2 x output tokens", "tokens"),
 )
 
 
-def text_table(summaries: Sequence[Summary]) -> str:
-    rows = [[column.heading for column in COLUMNS], *([column.cell(s) for column in COLUMNS] for s in summaries)]
-    return aligned(rows)
-
-
-def tenants_table(summaries: Sequence[Summary]) -> str:
-    """One row a run and tenant, then how far apart backlogged tenants were."""
-    rows = [["run", "tenant", "weight", "requests", "served", "TTFT s", "service"]]
-    rows += [
-        [s.name, t.name, f"{t.weight:g}", f"{t.requests:,}", f"{t.served:,}", of_seconds(t.ttft), f"{t.service:,}"]
-        for s in summaries
-        for t in s.tenants
-    ]
-    return "\n".join([aligned(rows), *(f"{s.name}: {balance_line(s.balance)}" for s in summaries)])
+def tables_of(summaries: Sequence[Summary]) -> list[Table]:
+    """That of the runs; where there are several tenants, one with a row for each run and tenant, and below it how far
+    apart backlogged tenants were."""
+    tables = [table(COLUMNS, summaries)]
+    if any(len(summary.tenants) > 1 for summary in summaries):
+        rows = [(summary, tenant) for summary in summaries for tenant in summary.tenants]
+        notes = [f"{summary.name}: {balance_line(summary.balance)}" for summary in summaries]
+        tables.append(table(_TENANT_COLUMNS, rows, "Tenants", notes))
+    return tables
 
 
 def balance_line(balance: Balance) -> str:
@@ -86,24 +70,3 @@ def balance_line(balance: Balance) -> str:
         f"weighted service of backlogged tenants is within {100 * balance.worst:.1f} % of each other in each of "
         f"{balance.windows:,} windows of {span}, furthest apart at {balance.worst_at_ns / 1e9:,.0f} s"
     )
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if not index else cell.rjust(width) for index, (cell, width) in _numbered(row, widths)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _numbered(row: Sequence[str], widths: Sequence[int]) -> enumerate[tuple[str, int]]:
-    return enumerate(zip(row, widths, strict=True))
-
-
-def of_seconds(spread: Spread) -> str:
-    """Of a spread in ms."""
-    values = (spread.p50, spread.p90, spread.p99)
-    return " / ".join(number(None if value is None else value / 1000) for value in values)

@@ -78,11 +78,6 @@ class StepFit:
         """Of a step, as they were lately; None before the first."""
         return self._y / self._weight if self._weight else None
 
-    @property
-    def mean_ns(self) -> float | None:
-        """Of a step, as they were lately; None before the first."""
-        return self._y / self._weight if self._weight else None
-
     def estimate(self, request_ns: int = 0) -> CostEstimate | None:
         """None before the first step. Where all steps had one size, all of the cost is the step's own."""
         if not self._weight:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from services.simulate import png
+from services.plots import png
+from services.plots.chart import Chart, Line
+from services.plots.svg import draw, linear_ticks, log_ticks
 from services.simulate.__main__ import main
 from services.simulate.calibrate import CalibrationError, batch_probe, fit, prompt_probe
-from services.simulate.charts import Chart, Line
 from services.simulate.cost import CostModel, StepWork, chunk_context
 from services.simulate.load import Request
 from services.simulate.records import Records, Timeline
 from services.simulate.summary import jain, percentile, spread
-from services.simulate.svg import draw, linear_ticks, log_ticks
 
 SMALL = ["--requests", "60", "--rate", "4", "--prompts", "fixed:40", "--outputs", "uniform:1:30"]
 

@@ -5,8 +5,8 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.simulate.charts import Chart
-from services.simulate.svg import COLORS
+from services.plots.chart import Chart
+from services.plots.svg import COLORS
 
 
 class NoPlotter(Exception):

@@ -1,13 +1,12 @@
-"""One HTML page with everything in it: settings, table, charts. Refers to nothing outside of itself. Pure."""
+"""One HTML page with everything in it: settings, tables, charts. Refers to nothing outside of itself. Pure."""
 
 from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from services.simulate.charts import Chart
-from services.simulate.summary import Summary
-from services.simulate.svg import draw
-from services.simulate.tables import COLUMNS, balance_line, of_seconds
+from services.plots.chart import Chart
+from services.plots.svg import draw
+from services.plots.table import Table
 
 _STYLE: Final = """
 :root{color-scheme:light dark;--ink:#1b1b1b;--soft:#555;--line:#ddd;--grid:#e4e4e4;--paper:#fff;--box:#f4f4f4}
@@ -30,14 +29,11 @@ pre{background:var(--box);padding:.6rem;white-space:pre-wrap;overflow-wrap:anywh
 """
 
 
-def page(title: str, command: str, facts: Sequence[str], summaries: Sequence[Summary], charts: Sequence[Chart]) -> str:
-    """command: what made it. facts: a line each, about load and fleet."""
-    head = "".join(
-        f'<th title="{escape(c.meaning, quote=True)}">{escape(c.title)}<small>{escape(c.unit)}</small></th>'
-        for c in COLUMNS
+def page(title: str, command: str, facts: Sequence[str], tables: Sequence[Table], charts: Sequence[Chart]) -> str:
+    """command: what made it. facts: a line each, about what was run."""
+    meanings = "".join(
+        f"<li><b>{escape(name)}</b>: {escape(meaning)}</li>" for table in tables for name, meaning in table.meanings
     )
-    rows = "".join("<tr>" + "".join(f"<td>{escape(c.cell(s))}</td>" for c in COLUMNS) + "</tr>" for s in summaries)
-    meanings = "".join(f"<li><b>{escape(c.heading)}</b>: {escape(c.meaning)}</li>" for c in COLUMNS)
     return "\n".join(
         [
             "<!doctype html>",
@@ -47,8 +43,7 @@ def page(title: str, command: str, facts: Sequence[str], summaries: Sequence[Sum
             f"<h1>{escape(title)}</h1>",
             f"<pre>{escape(command)}</pre>",
             "<ul>" + "".join(f"<li>{escape(fact)}</li>" for fact in facts) + "</ul>",
-            f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>',
-            _tenants(summaries),
+            *(_table(table) for table in tables),
             '<div class="charts">' + "".join(f"<figure>{draw(chart)}</figure>" for chart in charts) + "</div>",
             f"<details><summary>What the columns mean</summary><ul>{meanings}</ul></details>",
             "</body></html>\n",
@@ -56,18 +51,12 @@ def page(title: str, command: str, facts: Sequence[str], summaries: Sequence[Sum
     )
 
 
-def _tenants(summaries: Sequence[Summary]) -> str:
-    if all(len(summary.tenants) < 2 for summary in summaries):
-        return ""
-    rows = "".join(
-        f"<tr><td>{escape(s.name)}</td><td>{escape(t.name)}</td><td>{t.weight:g}</td>"
-        f"<td>{t.served:,} of {t.requests:,}</td><td>{of_seconds(t.ttft)}</td><td>{t.service:,}</td></tr>"
-        for s in summaries
-        for t in s.tenants
+def _table(table: Table) -> str:
+    head = "".join(
+        f'<th title="{escape(one.meaning, quote=True)}">{escape(one.title)}<small>{escape(one.unit)}</small></th>'
+        for one in table.head
     )
-    head = (
-        "<tr><th>run</th><th>tenant</th><th>weight</th><th>served</th><th>TTFT<small>s</small></th>"
-        "<th>service<small>tokens by cost</small></th></tr>"
-    )
-    lines = "".join(f"<li>{escape(s.name)}: {escape(balance_line(s.balance))}</li>" for s in summaries)
-    return f"<h2>Tenants</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table><ul>{lines}</ul>"
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    title = f"<h2>{escape(table.title)}</h2>" if table.title else ""
+    notes = "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in table.notes) + "</ul>" if table.notes else ""
+    return f'{title}<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}'

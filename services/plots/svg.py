@@ -5,7 +5,7 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Final
 
-from services.simulate.charts import Chart, Line, Points
+from services.plots.chart import Chart, Line, Points
 
 # Mid tones, to be told from white and from black paper.
 COLORS: Final = ("#3b8fd9", "#e0566b", "#3aa655", "#c58a1a", "#9b6ee0", "#1aa5a5", "#d65aa8", "#8a8a8a", "#a8a11a")
