@@ -5,7 +5,7 @@ Owns: the descriptor of the layers, made once, and the memory that a step's rows
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -76,12 +76,11 @@ class NativeDecoder:
 
     def pack(self, layers: Sequence[DecoderLayer], eps: float) -> PanelDecoder | None:
         """None for layers that the native code does not run as a whole: none, or a panel with gate's and up's rows."""
-        kept = tuple(_contiguous(layer) for layer in layers)
-        if not kept or not all(isinstance(m, PanelMatrix) for layer in kept for m in _matrices(layer)):
+        kept = tuple(replace(layer, **_contiguous_vectors(layer)) for layer in layers)
+        structs = [_layer_struct(layer) for layer in kept]
+        if not kept or None in structs:
             return None
-        if not all(layer.gate_up.gated for layer in kept):  # type: ignore[attr-defined]
-            return None
-        table = (_LayerStruct * len(kept))(*(_layer_struct(layer) for layer in kept))
+        table = (_LayerStruct * len(kept))(*structs)
         return PanelDecoder(kept, eps, table, _DecoderStruct(ctypes.addressof(table), len(kept), eps))
 
     def run(
@@ -134,34 +133,28 @@ class NativeDecoder:
         return pages
 
 
-def _matrices(layer: DecoderLayer) -> tuple[object, ...]:
-    return layer.qkv, layer.output, layer.gate_up, layer.down
+def _contiguous_vectors(layer: DecoderLayer) -> dict[str, Tensor]:
+    names = ("attention_norm", "qkv_bias", "output_bias", "mlp_norm")
+    vectors = {name: getattr(layer, name) for name in names}
+    return {name: vector.contiguous() for name, vector in vectors.items() if vector is not None}
 
 
-def _contiguous(layer: DecoderLayer) -> DecoderLayer:
-    vectors = (layer.attention_norm, layer.qkv_bias, layer.output_bias, layer.mlp_norm)
-    norm, qkv_bias, output_bias, mlp_norm = (None if v is None else v.contiguous() for v in vectors)
-    assert norm is not None
-    assert mlp_norm is not None
-    return DecoderLayer(norm, layer.qkv, qkv_bias, layer.output, output_bias, mlp_norm, layer.gate_up, layer.down)
-
-
-def _layer_struct(layer: DecoderLayer) -> _LayerStruct:
+def _layer_struct(layer: DecoderLayer) -> _LayerStruct | None:
+    qkv, output, gate_up, down = layer.qkv, layer.output, layer.gate_up, layer.down
+    if not (isinstance(qkv, PanelMatrix) and isinstance(output, PanelMatrix) and isinstance(down, PanelMatrix)):
+        return None
+    if not (isinstance(gate_up, PanelMatrix) and gate_up.gated):
+        return None
     return _LayerStruct(
         layer.attention_norm.data_ptr(),
-        _address(layer.qkv),
+        qkv.address,
         _pointer(layer.qkv_bias),
-        _address(layer.output),
+        output.address,
         _pointer(layer.output_bias),
         layer.mlp_norm.data_ptr(),
-        _address(layer.gate_up),
-        _address(layer.down),
+        gate_up.address,
+        down.address,
     )
-
-
-def _address(matrix: object) -> int:
-    assert isinstance(matrix, PanelMatrix)
-    return matrix.address
 
 
 def _pointer(vector: Tensor | None) -> int | None:
