@@ -76,9 +76,9 @@ class NativeDecoder:
 
     def pack(self, layers: Sequence[DecoderLayer], eps: float) -> PanelDecoder | None:
         """None for layers that the native code does not run as a whole: none, or a panel with gate's and up's rows."""
-        kept = tuple(replace(layer, **_contiguous_vectors(layer)) for layer in layers)
-        structs = [_layer_struct(layer) for layer in kept]
-        if not kept or None in structs:
+        kept = tuple(_contiguous(layer) for layer in layers)
+        structs = [struct for layer in kept if (struct := _layer_struct(layer)) is not None]
+        if not kept or len(structs) < len(kept):
             return None
         table = (_LayerStruct * len(kept))(*structs)
         return PanelDecoder(kept, eps, table, _DecoderStruct(ctypes.addressof(table), len(kept), eps))
@@ -133,10 +133,14 @@ class NativeDecoder:
         return pages
 
 
-def _contiguous_vectors(layer: DecoderLayer) -> dict[str, Tensor]:
-    names = ("attention_norm", "qkv_bias", "output_bias", "mlp_norm")
-    vectors = {name: getattr(layer, name) for name in names}
-    return {name: vector.contiguous() for name, vector in vectors.items() if vector is not None}
+def _contiguous(layer: DecoderLayer) -> DecoderLayer:
+    return replace(
+        layer,
+        attention_norm=layer.attention_norm.contiguous(),
+        qkv_bias=None if layer.qkv_bias is None else layer.qkv_bias.contiguous(),
+        output_bias=None if layer.output_bias is None else layer.output_bias.contiguous(),
+        mlp_norm=layer.mlp_norm.contiguous(),
+    )
 
 
 def _layer_struct(layer: DecoderLayer) -> _LayerStruct | None:
