@@ -27,7 +27,7 @@ test: .venv/installed
 	$(BIN)/python -m pytest
 
 # Everything. A skip is a failure here, and the test runner speaks last.
-test-all: .venv/installed .venv-tools/installed lint
+test-all: .venv/installed .venv-tools/installed clients/node/node_modules/installed lint
 	$(BIN)/tercet pull smollm2-135m
 	PATH="$(CURDIR)/.venv-tools/bin:$$PATH" TERCET_TESTS_REQUIRE_ALL=1 \
 	  TERCET_TESTS_TRACES="$(TRACES)" $(BIN)/python -m pytest
@@ -44,6 +44,10 @@ test-all: .venv/installed .venv-tools/installed lint
 	  tar --extract --file package.tar --directory bin --strip-components 3 ./usr/bin/promtool && \
 	  rm package.tar prometheus_*.deb; \
 	fi
+	touch $@
+
+clients/node/node_modules/installed: clients/node/package-lock.json
+	cd clients/node && npm ci --no-audit --no-fund --loglevel=error
 	touch $@
 
 lint: .venv/installed
@@ -66,4 +70,4 @@ bench: .venv/installed
 	$(BIN)/tercet bench
 
 clean:
-	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* clients/node/node_modules clients/node/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

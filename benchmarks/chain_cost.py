@@ -1,9 +1,9 @@
 """CPU time per token of everything but the model: gateway and tokenizer in one process, the scheduler in another.
 
 `python benchmarks/chain_cost.py`. Real processes over Unix sockets, as `tercet up` starts them, but the executor is the
-fake one at a fixed pace; clients read HTTP streams. For each number of streams it prints a line: tokens per second, and
-microseconds of CPU (user and system) per token of each process. --profile also profiles the two (`cProfile`) and prints
-where their time goes, which makes them slower: look at shares there, not at the figures.
+fake one at a fixed pace; clients read HTTP streams. For each number of streams it prints a line: tokens per second,
+microseconds of CPU (user and system) per token of each process, and the share of the time in which the executor had
+nothing to run though its sequences went on (gap).
 
 Of the fake executor's own figure only the event loop's part means something: its runner keeps a store in Python.
 """
@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import os
-import pstats
 import signal
 import sys
 import tempfile
@@ -30,17 +29,6 @@ from services.health import check
 
 STEP_S: Final = {1: 0.004, 8: 0.016, 32: 0.064}  # 250, 500 and 500 tokens per second
 READY_S: Final = 60.0
-NAMES: Final = ("tokenizer", "scheduler", "executor")
-PROFILER: Final = """
-import cProfile, runpy, sys
-sys.argv = sys.argv[1:]
-profile = cProfile.Profile()
-target = sys.argv.pop(0)
-try:
-    profile.runcall(runpy.run_module, sys.argv[0], run_name="__main__", alter_sys=True)
-finally:
-    profile.dump_stats(target)
-"""
 
 
 @dataclass
@@ -84,40 +72,42 @@ class Running:
         return float(times.user + times.system)
 
 
-async def start(name: str, directory: Path, profile: bool, *arguments: str) -> Running:
+async def start(name: str, directory: Path, *arguments: str) -> Running:
     listen = ("--listen", f"unix:{directory}/{name}.sock")
     command = ["-m", f"services.{name}"]
-    if profile and name != "executor":
-        command = ["-c", PROFILER, str(directory / f"{name}.prof"), f"services.{name}"]
     log = (directory / f"{name}.log").open("wb")
     process = await asyncio.create_subprocess_exec(sys.executable, *command, *listen, *arguments, stderr=log)
     return Running(name, process)
 
 
-async def measure(streams: int, step_s: float, seconds: float, profile: bool) -> dict[str, float]:
+async def measure(streams: int, step_s: float, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="tercet-cost-", dir=os.environ.get("XDG_RUNTIME_DIR")) as name:
         directory = Path(name)
         executor = ("--model", DEFAULT_MODEL, "--fake", "hash", "--fake-delay-s", str(step_s))
-        room = ("--max-model-len", "8192", "--total-blocks", str(32 * 512), "--max-sequences", "64")
+        metrics = f"unix:{directory}/metrics.sock"
+        room = (
+            "--metrics-listen",
+            metrics,
+            "--max-model-len",
+            "8192",
+            "--total-blocks",
+            str(32 * 512),
+            "--max-sequences",
+            "64",
+        )
         running: list[Running] = []
         try:
-            running.append(await start("executor", directory, profile, *executor, *room))
-            running.append(
-                await start("scheduler", directory, profile, "--executors", f"unix:{directory}/executor.sock")
-            )
+            running.append(await start("executor", directory, *executor, *room))
+            running.append(await start("scheduler", directory, "--executors", f"unix:{directory}/executor.sock"))
             edge = ("--model", DEFAULT_MODEL, "--scheduler", f"unix:{directory}/scheduler.sock")
-            running.append(await start("tokenizer", directory, profile, *edge, "--http", f"unix:{directory}/http.sock"))
+            running.append(await start("tokenizer", directory, *edge, "--http", f"unix:{directory}/http.sock"))
             await ready(f"unix:{directory}/tokenizer.sock")
-            row = await load(streams, step_s, seconds, directory / "http.sock", running)
+            row = await load(streams, step_s, seconds, directory, running)
         finally:
             for one in reversed(running):
                 with contextlib.suppress(ProcessLookupError):
                     one.process.send_signal(signal.SIGTERM)
                 await one.process.wait()
-        if profile:
-            for one in ("tokenizer", "scheduler"):
-                print(f"--- {one}")
-                pstats.Stats(str(directory / f"{one}.prof")).sort_stats("tottime").print_stats(40)
         return row
 
 
@@ -129,26 +119,34 @@ async def ready(target: str) -> None:
         await asyncio.sleep(0.2)
 
 
-async def load(streams: int, step_s: float, seconds: float, http: Path, running: Sequence[Running]) -> dict[str, float]:
+async def load(
+    streams: int, step_s: float, seconds: float, directory: Path, running: Sequence[Running]
+) -> dict[str, float]:
     """Begins when every stream has its first token, and ends before any has its last."""
     clients = [Stream() for _ in range(streams)]
     new_tokens = int((seconds + 2 + streams * 0.05) / step_s) + 64
-    tasks = [asyncio.create_task(one.read(str(http), new_tokens, number)) for number, one in enumerate(clients)]
+    tasks = [
+        asyncio.create_task(one.read(f"{directory}/http.sock", new_tokens, number))
+        for number, one in enumerate(clients)
+    ]
     try:
         for one in clients:
             await asyncio.wait_for(one.began.wait(), READY_S)
         await asyncio.sleep(0.5)
-        began, before = time.monotonic(), {one.name: one.cpu_s() for one in running}
+        gap_s = await idle_s(directory)
+        began, before = time.monotonic(), {part.name: part.cpu_s() for part in running}
         tokens = sum(one.tokens for one in clients)
         own = time.process_time()
         await asyncio.sleep(seconds)
         elapsed = time.monotonic() - began
         tokens = sum(one.tokens for one in clients) - tokens
+        gap_s = await idle_s(directory) - gap_s
         if any(one.ended for one in clients):
             raise SystemExit("a stream ended within the measurement")
         row = {"streams": float(streams), "tokens_per_s": round(tokens / elapsed, 1)}
-        for one in running:
-            row[f"{one.name}_us"] = round((one.cpu_s() - before[one.name]) / tokens * 1e6, 1)
+        row["gap"] = round(gap_s / elapsed, 4)
+        for part in running:
+            row[f"{part.name}_us"] = round((part.cpu_s() - before[part.name]) / tokens * 1e6, 1)
         row["chain_us"] = round(row["tokenizer_us"] + row["scheduler_us"], 1)
         row["client_us"] = round((time.process_time() - own) / tokens * 1e6, 1)
         return row
@@ -158,6 +156,15 @@ async def load(streams: int, step_s: float, seconds: float, http: Path, running:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def idle_s(directory: Path) -> float:
+    """The executor's own count."""
+    reader, writer = await asyncio.open_unix_connection(f"{directory}/metrics.sock")
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    lines = (await reader.read()).decode().splitlines()
+    writer.close()
+    return next(float(line.split()[1]) for line in lines if line.startswith("tercet_executor_step_gap_seconds_total"))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=sorted(STEP_S))
@@ -165,11 +172,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--step-ms", type=float, help="the executor's pace; default 4, 16 and 64 at 1, 8 and 32 streams"
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
-    parser.add_argument("--profile", action="store_true")
     chosen = parser.parse_args(argv)
     for streams in chosen.streams:
         step_s = chosen.step_ms / 1e3 if chosen.step_ms else STEP_S.get(streams, 0.064)
-        row = asyncio.run(measure(streams, step_s, chosen.seconds, chosen.profile))
+        row = asyncio.run(measure(streams, step_s, chosen.seconds))
         print(json.dumps(row), flush=True)
     return 0
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.memory import large_pages
+
 
 class MemoryPlanError(ValueError):
     """The settings leave no room: the message names the setting, what it is and what it would have to be."""
@@ -99,7 +101,5 @@ def plan_memory(
 def allocate_pool(shape: KvShape, plan: MemoryPlan) -> KvPool:
     """Zeroed, so that the memory is there now, not when the pool first fills up."""
     page = (plan.total_blocks, plan.block_size, shape.kv_heads, shape.head_dim)
-    return KvPool(
-        keys=tuple(torch.zeros(page, dtype=shape.dtype) for _ in range(shape.layers)),
-        values=tuple(torch.zeros(page, dtype=shape.dtype) for _ in range(shape.layers)),
-    )
+    pages = large_pages(plan.pool_bytes).zero_().view(shape.dtype).view(shape.layers, 2, *page)
+    return KvPool(keys=tuple(pages[:, 0]), values=tuple(pages[:, 1]))

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "run": Command("send one prompt and print the answer", "services.commands.run"),
     "pull": Command("fetch a model of the catalogue", "services.commands.pull"),
     "models": Command("list the catalogue", "services.commands.models"),
+    "export-tokenizer": Command("write the tokenizer as files for other tools", "services.commands.export_tokenizer"),
     "eval": Command("measure a model's quality: perplexity", "services.evaluate.__main__"),
     "ps": Command("list the requests of a scheduler, and what each waits for", "services.commands.ps"),
     "top": Command("watch a scheduler: queue, batch, blocks, tokens per second", "services.commands.top"),
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="tercet",
         description="Serves large language models as three programs over gRPC.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items()),
+        epilog="\n".join(f"  {name:<16} {command.help}" for name, command in COMMANDS.items()),
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
     chosen = parser.parse_args(arguments[:1])

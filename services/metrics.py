@@ -216,6 +216,7 @@ class ExecutorMetrics:
     steps: By[Counter]
     step_duration: Histogram
     step_phase: By[Histogram]
+    step_gap: Counter
     batch_tokens: Histogram
     batch_sequences: Histogram
     prompt_tokens: Counter
@@ -235,6 +236,7 @@ class ExecutorMetrics:
             step_phase=make.histogram_by(
                 "executor_step_phase_seconds", "Parts of a step", SHORT_EDGES, "phase", STEP_PHASES
             ),
+            step_gap=make.counter("executor_step_gap_seconds", "Idle between steps though a sequence went on"),
             batch_tokens=make.histogram("iteration_tokens", "Tokens computed in a step", TOKEN_EDGES),
             batch_sequences=make.histogram("iteration_sequences", "Sequences in a step", ROW_EDGES),
             prompt_tokens=make.counter("executor_prompt_tokens", "Prompt tokens computed, repeated work too"),

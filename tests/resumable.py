@@ -16,6 +16,7 @@ from services.metrics import TokenizerMetrics
 from services.rpc import bind, make_channel, make_server
 from services.tokenizer.chain import Chain
 from services.tokenizer.edge import EdgeIdentity, TextEdge
+from services.tokenizer.export import pack, tokenizer_files
 from services.tokenizer.prompts import PromptLimits, Prompts
 from services.tokenizer.report import EdgeReport
 from services.tokenizer.service import TokenizerServicer
@@ -50,7 +51,10 @@ async def running_edge(
         report = EdgeReport(TokenizerMetrics.make(CollectorRegistry(), "m"), "m", 30.0)
         edge = TextEdge(model, prompts, channel, watch, EdgeIdentity("m", False, "hash"), tracer, report, grace_s)
         server = make_server(tracer)
-        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(TokenizerServicer(edge, model, prompts), server)
+        archive = cache(lambda: pack(tokenizer_files(model, None, None)))
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
+            TokenizerServicer(edge, model, prompts, archive), server
+        )
         target = bind(server, listen)
         await server.start()
         stack.push_async_callback(server.stop, 0)

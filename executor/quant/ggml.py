@@ -113,7 +113,7 @@ _LOW_HALVES = 0x0F0F0F0F0F0F0F0F
 
 
 def _nibbles(field: Tensor, run: int) -> Tensor:
-    """Each run of `run` bytes, a multiple of 8, holds 2 * run integers: all its low halves, then all its high halves."""
+    """Each run of `run` bytes, a multiple of 8, holds 2 * run integers: its low halves, then its high halves."""
     runs = field.reshape(*field.shape[:-1], -1, 1, run).clone(memory_format=torch.contiguous_format)
     eights = runs.view(torch.int64)  # eight bytes at a time
     return torch.cat((eights & _LOW_HALVES, (eights >> 4) & _LOW_HALVES), dim=-2).view(torch.uint8).flatten(-3)

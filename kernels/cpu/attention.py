@@ -22,7 +22,7 @@ class PageStruct(ctypes.Structure):
 
 
 class ShapeStruct(ctypes.Structure):
-    _fields_ = [("pages", PageStruct), ("heads", INT)]
+    _fields_ = [("pages", PageStruct), ("heads", INT), ("window", INT)]
 
 
 class RowsStruct(ctypes.Structure):
@@ -52,6 +52,8 @@ class StepStruct(ctypes.Structure):
         ("out_stride", LONG),
         ("merges", POINTER),
         ("partials", POINTER),
+        ("cap", FLOAT),
+        ("sinks", POINTER),
     ]
 
 
@@ -82,10 +84,11 @@ class NativePlan:
     count: int
     merges: Tensor  # int32, zero between uses
     partials: Tensor  # float32
+    window: int  # keys that a row sees, its own the last of them; 0: all up to its own
 
 
-def shape_struct(shape: AttentionShape) -> ShapeStruct:
-    return ShapeStruct(PageStruct(shape.block_size, shape.kv_heads, shape.head_dim), shape.heads)
+def shape_struct(shape: AttentionShape, window: int = 0) -> ShapeStruct:
+    return ShapeStruct(PageStruct(shape.block_size, shape.kv_heads, shape.head_dim), shape.heads, window)
 
 
 class NativeAttention:
@@ -108,8 +111,8 @@ class NativeAttention:
         struct = shape_struct(shape)
         return self._team.threads * int(self._scratch_bytes(ctypes.byref(struct)))
 
-    def plan(self, rows: PagedRows, shape: AttentionShape) -> NativePlan:
-        """The rows are valid (`kernels.checks`)."""
+    def plan(self, rows: PagedRows, shape: AttentionShape, window: int = 0) -> NativePlan:
+        """The rows are valid (`kernels.checks`), window is at least 0."""
         rows = PagedRows(rows.query_start.contiguous(), rows.seq_lens.contiguous(), rows.block_tables.contiguous())
         struct = RowsStruct(
             rows.seq_lens.shape[0],
@@ -118,21 +121,34 @@ class NativeAttention:
             rows.seq_lens.data_ptr(),
             rows.block_tables.data_ptr(),
         )
-        needs, of = NeedsStruct(), shape_struct(shape)
+        needs, of = NeedsStruct(), shape_struct(shape, window)
         threads = self._team.threads
         self._plan(ctypes.byref(struct), ctypes.byref(of), threads, None, ctypes.byref(needs))
         items = torch.empty(needs.items * _ITEM_BYTES, dtype=torch.uint8)
         self._plan(ctypes.byref(struct), ctypes.byref(of), threads, items.data_ptr(), ctypes.byref(needs))
         merges = torch.zeros(needs.merges, dtype=torch.int32)
-        return NativePlan(rows, struct, items, needs.items, merges, torch.empty(needs.partials))
+        return NativePlan(rows, struct, items, needs.items, merges, torch.empty(needs.partials), window)
 
     def attend(
-        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: NativePlan, shape: AttentionShape, scale: float
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        plan: NativePlan,
+        shape: AttentionShape,
+        scale: float,
+        *,
+        cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """q float32 [T, H, D], heads and dimensions contiguous -> [T, H, D]."""
+        """q float32 [T, H, D], heads and dimensions contiguous -> [T, H, D]. scale is positive.
+
+        cap: scaled scores become cap * tanh(score / cap) (arXiv:2408.00118); 0: they stay. sinks float32 [H]: the score
+        of a key without a value that every row sees (arXiv:2309.17453, as a learnt score).
+        """
         out = torch.empty(q.shape)
         step = StepStruct(
-            shape_struct(shape),
+            shape_struct(shape, plan.window),
             plan.rows_struct,
             scale,
             q.data_ptr(),
@@ -143,6 +159,8 @@ class NativeAttention:
             out.stride(0),
             plan.merges.data_ptr(),
             plan.partials.data_ptr(),
+            cap,
+            None if sinks is None else sinks.data_ptr(),
         )
         scratch = self._room(self.scratch_bytes(shape))
         self._attend(self._team.handle, ctypes.byref(step), plan.items.data_ptr(), plan.count, scratch)

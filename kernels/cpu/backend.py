@@ -6,7 +6,6 @@ all sums are float32. Pages are bfloat16, laid out for attention (`native/pages.
 alone, whatever the number of rows or threads.
 """
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from kernels.checks import check_linear, check_paged_rows, check_pages, check_qu
 from kernels.cpu.attention import NativeAttention, NativePlan
 from kernels.cpu.decoder import NativeDecoder, PanelDecoder
 from kernels.cpu.head import NativeHead
-from kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library, Team, Workspace
+from kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library, Native, Team, Workspace
 from kernels.cpu.pack import Packer, PanelMatrix
 from kernels.cpu.sampling import Sampler
 from kernels.ops import (
@@ -155,12 +154,12 @@ class CpuOps(Ops):
 
 @dataclass(frozen=True, slots=True)
 class _Functions:
-    rms_norm: ctypes._CFuncPtr
-    silu_mul: ctypes._CFuncPtr
-    rope: ctypes._CFuncPtr
-    decode_rows: ctypes._CFuncPtr
-    quantized_bytes: ctypes._CFuncPtr
-    linear: ctypes._CFuncPtr
+    rms_norm: Native
+    silu_mul: Native
+    rope: Native
+    decode_rows: Native
+    quantized_bytes: Native
+    linear: Native
 
     @staticmethod
     def of(library: Library) -> "_Functions":

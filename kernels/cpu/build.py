@@ -23,6 +23,7 @@ from typing import Final
 
 NATIVE: Final = Path(__file__).parent / "native"
 READY_MADE: Final = Path(__file__).parent / "built"  # of an installation that brings its libraries along
+X86: Final = ("x86_64", "AMD64")
 COMPILERS: Final = ("g++", "clang++", "c++")
 # -ffp-contract=off: no multiplication is fused into an addition that the source does not fuse. Nothing allows to
 # reassociate, so the order of every sum is the source's.
@@ -101,7 +102,7 @@ def choose(name: str | None, cpu_flags: frozenset[str]) -> InstructionSet:
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Empty where the system does not tell: then everything but `generic` is out of reach."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() not in X86:
         return frozenset()
     try:
         lines = cpuinfo.read_text().splitlines()
@@ -201,17 +202,19 @@ def _run(command: Sequence[str]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Builds libraries that need no compiler later: every instruction set, or those named, into READY_MADE."""
     parser = argparse.ArgumentParser(prog="python -m kernels.cpu.build", description=main.__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *(one.name for one in INSTRUCTION_SETS)])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(one.name for one in INSTRUCTION_SETS))
     parser.add_argument("--compiler", help="name or path; the default is the first of " + ", ".join(COMPILERS))
     chosen = parser.parse_args(argv)
-    READY_MADE.mkdir(exist_ok=True)
+    unknown = set(chosen.names) - {one.name for one in INSTRUCTION_SETS}
+    if unknown:
+        parser.error(f"unknown instruction set {', '.join(sorted(unknown))}")
     compiler = find_compiler(chosen.compiler)
-    for isa in INSTRUCTION_SETS:
-        if chosen.names and isa.name not in chosen.names:
-            continue
-        target = READY_MADE / f"{isa.name}-{source_digest()}.so"
-        _build_once(target, compiler, (*FLAGS, *isa.compiler_flags))
-        print(target)
+    x86 = platform.machine() in X86
+    for isa in INSTRUCTION_SETS if x86 else (INSTRUCTION_SETS[-1],):
+        if not chosen.names or isa.name in chosen.names:
+            target = READY_MADE / f"{isa.name}-{source_digest()}.so"
+            _build_once(target, compiler, (*FLAGS, *isa.compiler_flags))
+            print(target)
     return 0
 
 

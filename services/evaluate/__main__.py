@@ -55,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         print(
             f"perplexity {result.value:.4f} ± {result.standard_error:.4f} over {result.scored_tokens} tokens "
-            f"in {result.windows} windows of {chosen.context}, back end {chosen.backend}, weights {chosen.weights}, {seconds:.1f} s"
+            f"in {result.windows} windows of {chosen.context}, back end {chosen.backend}, "
+            f"weights {chosen.weights}, {seconds:.1f} s"
         )
     return 0
 

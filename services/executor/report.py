@@ -30,6 +30,7 @@ class ExecutorReport:
         self._tracer = tracer
         self._link_limit = link_limit
         self._instance_id = instance_id
+        self._last: StepDone | None = None  # that was run
 
     def granted(self, grant: Grant) -> None:
         self._metrics.claims["granted" if grant.ousted is None else "taken_over"].inc()
@@ -46,6 +47,8 @@ class ExecutorReport:
         if isinstance(done.outcome, Stale):
             self._metrics.steps["stale"].inc()
             return
+        self._metrics.step_gap.inc(gap_ns(self._last, done) / NS)
+        self._last = done
         span = self._span(done, served)
         if isinstance(done.outcome, StepResult):
             self._count_result(done, done.outcome, served, span)
@@ -106,6 +109,14 @@ def phases(done: StepDone, result: StepResult) -> dict[str, int]:
         "sample": timings.sample_ns,
     }
     return known | {"finish": max(0, done.ended_ns - done.arrived_ns - sum(known.values()))}
+
+
+def gap_ns(last: StepDone | None, done: StepDone) -> int:
+    """Nanoseconds in which nothing ran, though a sequence of this step could have gone on: there was work."""
+    if last is None or last.order.epoch != done.order.epoch:
+        return 0
+    goes_on = any(piece.new is None for piece in done.order.step.slices)
+    return max(0, done.started_ns - last.ended_ns) if goes_on else 0
 
 
 def prompt_part(piece: Slice, sequence: Sequence) -> int:

@@ -5,44 +5,32 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import cache
 from typing import Final
 
-from executor.loading.gguf import GgufError, open_gguf
 from services.address import parse_address
-from services.catalogue import CatalogueError, cache_directory, resolve
 from services.config import TokenizerConfig
 from services.gateway.app import make_app
 from services.gateway.server import serve as serve_http
 from services.metrics import TokenizerMetrics
-from services.process import Process, StartError, leave, run, serving, unless_stopped
+from services.process import Process, leave, run, serving, unless_stopped
 from services.rpc import make_channel
 from services.tokenizer.chain import Chain
 from services.tokenizer.edge import EdgeIdentity, TextEdge
-from services.tokenizer.invalid import InvalidTokenizer
+from services.tokenizer.export import pack, tokenizer_files
+from services.tokenizer.loading import load_text
 from services.tokenizer.prompts import PromptLimits, Prompts
 from services.tokenizer.report import EdgeReport
 from services.tokenizer.service import TokenizerServicer
-from services.tokenizer.templates import ChatTemplate, load_chat_template
-from services.tokenizer.text import TextModel, load_tokenizer
 from tercet.v1 import tokenizer_pb2_grpc
 
 HTTP_GRACE_S: Final = 1.0  # the answers are complete by then; this is for their last bytes
 SERVICE: Final = "tercet.v1.TokenizerService"
 
 
-def load_text_model(source: str) -> tuple[str, TextModel, ChatTemplate | None]:
-    """Name, tokenizer and chat template of a model. Raises StartError."""
-    try:
-        resolved = resolve(source, cache_directory(os.environ))
-        with open_gguf(resolved.path) as file:
-            model = load_tokenizer(file.metadata)
-            return resolved.name, model, load_chat_template(file.metadata, model)
-    except (CatalogueError, GgufError, InvalidTokenizer, OSError) as error:
-        raise StartError(f"model {source}: {error}") from error
-
-
 async def serve(config: TokenizerConfig, process: Process) -> None:
-    name, model, template = load_text_model(config.model)
+    text = load_text(config.model)
+    name, model, template = text.name, text.model, text.template
     tracer = process.telemetry.tracer
     async with AsyncExitStack() as stack:
         channel = await stack.enter_async_context(make_channel(config.scheduler, tracer))
@@ -59,7 +47,8 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
             EdgeReport(TokenizerMetrics.make(process.metrics.registry, name), name, config.slow_request_s),
             config.resume_grace_s,
         )
-        servicer = TokenizerServicer(edge, model, prompts)
+        archive = cache(lambda: pack(tokenizer_files(model, template, text.context_length)))
+        servicer = TokenizerServicer(edge, model, prompts, archive)
         watching = asyncio.create_task(chain.watch())
         stack.callback(watching.cancel)
         await stack.enter_async_context(

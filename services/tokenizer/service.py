@@ -1,13 +1,14 @@
 """TokenizerService on the wire: the edge's generator and the tokenizer's verbs, behind gRPC. Thin."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
-from services.errors import Unimplemented
 from services.gateway.engine import EngineCall
 from services.rpc_server import call_context
 from services.tokenizer.edge import TextEdge
+from services.tokenizer.export import TokenizerZip
 from services.tokenizer.prompts import Prompts
 from services.tokenizer.text import TextModel
 from tercet.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -18,8 +19,10 @@ Context = Any  # grpc.aio.ServicerContext is generic in ways that the generated 
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
-    def __init__(self, edge: TextEdge, model: TextModel, prompts: Prompts) -> None:
+    def __init__(self, edge: TextEdge, model: TextModel, prompts: Prompts, archive: Callable[[], TokenizerZip]) -> None:
+        """archive: may take a moment, is called in a thread."""
         self._edge = edge
+        self._archive = archive
         self._model = model
         self._prompts = prompts
 
@@ -62,8 +65,11 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def GetTokenizer(
         self, request: tokenizer_pb2.TokenizerServiceGetTokenizerRequest, context: Context
     ) -> AsyncIterator[tokenizer_pb2.TokenizerServiceGetTokenizerResponse]:
-        raise Unimplemented("GetTokenizer is not served by this build", field="GetTokenizer")
-        yield  # makes this a generator, as the method's kind asks
+        archive = await asyncio.to_thread(self._archive)
+        *first, last = archive.chunks()
+        for chunk in first:
+            yield tokenizer_pb2.TokenizerServiceGetTokenizerResponse(chunk=chunk)
+        yield tokenizer_pb2.TokenizerServiceGetTokenizerResponse(chunk=last, sha256=archive.sha256)
 
     async def Describe(
         self, request: tokenizer_pb2.TokenizerServiceDescribeRequest, context: Context

@@ -118,7 +118,7 @@ class ChatTemplate:
     ) -> None:
         if len(source) > limits.template_chars:
             raise InvalidTokenizer(_FIELD, f"{len(source)} characters; at most {limits.template_chars}")
-        self._source = source
+        self.source = source
         self._limits = limits
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         # White space may stand in content unmasked, so a token of white space alone is never parsed.
@@ -168,11 +168,11 @@ class ChatTemplate:
             work=limits.work + 1000 * len(messages) + request.chars,
             text_chars=limits.output_chars,
             depth=limits.depth,
-            template_chars=len(self._source),
+            template_chars=len(self.source),
             now=now,
             should_stop=should_stop,
         )
-        run.mask = Mask(self._risky, [self._source, *self._tokens.values(), *request.strings], run.charge)
+        run.mask = Mask(self._risky, [self.source, *self._tokens.values(), *request.strings], run.charge)
         values: dict[str, Any] = {name: run.mask.mask_value(value) for name, value in extra.items()}
         values |= self._tokens | {"add_generation_prompt": add_generation_prompt}
         # Roles are a closed list, and templates build control tokens from them: they stay as they are.

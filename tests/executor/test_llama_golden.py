@@ -15,7 +15,7 @@ from executor.runner import Runner
 GOLDEN = Path(__file__).parent.parent / "golden" / "llama_smollm2.json"
 OUTPUT_TOKENS = 32
 ROUNDING_GAP = 1e-3  # between the two largest logits: float32 implementations may differ so far on `reference`
-BFLOAT16_GAP = 0.5  # where `cpu`, whose activations are bfloat16, may take the other token
+ROUNDED_GAP = 0.5  # where `cpu`, whose activations are rounded to 8 bits, may take the other token
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Agreement:
     equal: int
     prompts: int
     first_gaps: tuple[float, ...]
+    same: float  # tokens before the first difference, as a share of all
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
@@ -50,12 +51,12 @@ def test_greedy_tokens(runner: Runner, request: pytest.FixtureRequest) -> None:
     assert len(golden["cases"]) >= 20
     outputs = generate(runner, [case["prompt"] for case in golden["cases"]], OUTPUT_TOKENS)
     agreement = compare(golden["cases"], outputs)
-    print(f"\n{agreement.equal} of {agreement.prompts} prompts equal; first differences at gaps {agreement.first_gaps}")
+    print(f"\n{agreement}")
     if request.node.callspec.params["runner"] == "reference":
         assert all(gap <= ROUNDING_GAP for gap in agreement.first_gaps)
     else:
-        assert all(gap <= BFLOAT16_GAP for gap in agreement.first_gaps)
-        assert agreement.equal >= agreement.prompts // 2
+        assert all(gap <= ROUNDED_GAP for gap in agreement.first_gaps)
+        assert agreement.same >= 0.3
 
 
 @pytest.mark.model
@@ -77,9 +78,11 @@ def test_weights_stay_quantized(runner: Runner, default_model_path: Path) -> Non
 
 
 def compare(cases: list[dict[str, list[int]]], outputs: list[list[int]]) -> Agreement:
-    gaps = []
+    gaps, same = [], 0
     for case, output in zip(cases, outputs, strict=True):
-        pairs = zip(case["output"], output, case["gaps"], strict=True)
-        gaps += [next((gap for theirs, ours, gap in pairs if theirs != ours), None)]
-    differing = tuple(gap for gap in gaps if gap is not None)
-    return Agreement(len(cases) - len(differing), len(cases), differing)
+        pairs = list(zip(case["output"], output, strict=True))
+        first = next((at for at, (theirs, ours) in enumerate(pairs) if theirs != ours), len(pairs))
+        same += first
+        gaps += [case["gaps"][first]] if first < len(pairs) else []
+    equal = len(cases) - len(gaps)
+    return Agreement(equal, len(cases), tuple(gaps), same / sum(len(output) for output in outputs))

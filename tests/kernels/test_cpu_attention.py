@@ -1,8 +1,9 @@
 """Pages and attention of the native library, in every instruction set that this machine can run."""
 
-import itertools
+import functools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -31,7 +32,9 @@ SHAPES = [
 
 
 @pytest.fixture(
-    scope="module", params=list(itertools.product(NAMES, (1, 3))), ids=lambda param: f"{param[0]}-{param[1]}"
+    scope="module",
+    params=[(NAMES[0], 1), *((name, 3) for name in NAMES)],
+    ids=lambda param: f"{param[0]}-{param[1]}",
 )
 def native(request: pytest.FixtureRequest) -> Iterator[NativeAttention]:
     name, threads = request.param
@@ -77,14 +80,20 @@ def cut(case: PagedCase, start: int, stop: int) -> PagedCase:
 # Weights are rounded to bfloat16 before they are summed, those of the divisor too, so an answer is a mean of the values
 # with weights that are up to 2^-9 off: its error is at most 2^-8 of the values' spread.
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_answers(native: NativeAttention, shape: AttentionShape, poison: float) -> None:
+def test_answers(native: NativeAttention, shape: AttentionShape) -> None:
+    case, expected = mixed_case(shape)
+    actual = run(native, case, math.nan)
+    assert float((actual - expected).abs().max()) < 2**-8 * 3
+    assert float((actual - expected).square().mean().sqrt()) < 1e-3
+    assert torch.equal(run(native, case, math.inf), actual)
+
+
+@functools.cache
+def mixed_case(shape: AttentionShape) -> tuple[PagedCase, Tensor]:
     lengths = sorted({1, 2, 15, 16, 17, 63, 64, 65, 130, 255, 256, 257, 600})
     rows = [(n, 1) for n in lengths] + [(n, n) for n in (1, 17, 64, 70)] + [(300, 3), (290, 66), (5, 0), (0, 0)]
     case = narrowed(paged_case(shape, rows))
-    actual, expected = run(native, case, poison), dense_answer(case)
-    assert float((actual - expected).abs().max()) < 2**-8 * 3
-    assert float((actual - expected).square().mean().sqrt()) < 1e-3
+    return case, dense_answer(case)
 
 
 def test_equal_values_come_out_exactly(native: NativeAttention) -> None:
@@ -185,6 +194,88 @@ def test_instruction_sets_agree(shape: AttentionShape) -> None:
         team.close()
     for answer in answers[1:]:
         assert torch.equal(answer, answers[0])
+
+
+# -- variants ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    window: int = 0
+    cap: float = 0.0
+    sinks: bool = False
+
+
+VARIANTS = [
+    Variant(window=1),
+    Variant(window=2, cap=3.0),
+    Variant(window=16),
+    Variant(window=100, sinks=True),
+    Variant(window=256),
+    Variant(window=400),
+    Variant(window=5000),
+    Variant(cap=2.0),
+    Variant(sinks=True),
+    Variant(cap=1.5, sinks=True),
+]
+
+
+def run_variant(native: NativeAttention, case: PagedCase, variant: Variant) -> Tensor:
+    pages, shape = filled_pages(native, case, math.nan), case.shape
+    plan = native.plan(case.rows, shape, variant.window)
+    sinks = sinks_of(shape) if variant.sinks else None
+    return native.attend(case.q, *pages, plan, shape, shape.head_dim**-0.5, cap=variant.cap, sinks=sinks)
+
+
+def sinks_of(shape: AttentionShape) -> Tensor:
+    return torch.linspace(-3, 9, shape.heads)
+
+
+def variant_answer(case: PagedCase, variant: Variant) -> Tensor:
+    """As `dense_answer`, in float64."""
+    answers, shape = [], case.shape
+    ratio = shape.heads // shape.kv_heads
+    for index, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
+        first, last = case.rows.query_start[index : index + 2].tolist()
+        wide_keys, wide_values = (part.double().repeat_interleave(ratio, dim=1) for part in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", case.q[first:last].double(), wide_keys) * shape.head_dim**-0.5
+        if variant.cap:
+            scores = variant.cap * (scores / variant.cap).tanh()
+        behind = torch.arange(keys.shape[0] - (last - first), keys.shape[0])[:, None] - torch.arange(keys.shape[0])
+        unseen = (behind < 0) | (behind >= (variant.window or math.inf))
+        scores = scores.masked_fill(unseen, -math.inf)
+        if variant.sinks:
+            sinks = sinks_of(shape).double()[:, None, None].expand(-1, last - first, 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        weights = scores.softmax(-1)[..., : keys.shape[0]]
+        answers.append(torch.einsum("hqk,khd->qhd", weights, wide_values))
+    return torch.cat(answers).float()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_answers_of_variants(native: NativeAttention, variant: Variant) -> None:
+    for shape in (MODEL, AttentionShape(6, 2, 34, 20)):
+        case, expected = variant_case(shape, variant)
+        actual = run_variant(native, case, variant)
+        assert float((actual - expected).abs().max()) < 2**-8 * 3
+        assert float((actual - expected).square().mean().sqrt()) < 2e-3
+
+
+@functools.cache
+def variant_case(shape: AttentionShape, variant: Variant) -> tuple[PagedCase, Tensor]:
+    case = narrowed(paged_case(shape, [(1, 1), (17, 17), (300, 80), (600, 1), (1000, 1), (257, 257)]))
+    return case, variant_answer(case, variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_decode_row_of_a_variant_equals_the_row_in_a_prefill(native: NativeAttention, variant: Variant) -> None:
+    length = 2 * 256 + 45
+    case = paged_case(MODEL, [(length, length)])
+    whole = run_variant(native, case, variant)
+    for row in (0, 15, 64, 99, 100, 255, 256, 400, 512, length - 1):
+        assert torch.equal(run_variant(native, cut(case, row, row + 1), variant), whole[row : row + 1]), row
+    for start, stop in ((0, 16), (97, 98), (131, 300), (250, length)):
+        assert torch.equal(run_variant(native, cut(case, start, stop), variant), whole[start:stop]), (start, stop)
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

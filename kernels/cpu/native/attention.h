@@ -37,6 +37,8 @@ struct AttentionStep {
     int64_t out_stride;
     int32_t* merges;
     float* partials;
+    float cap;           // scores become cap * tanh(score / cap), after scaling; 0: they stay
+    const float* sinks;  // [heads]: scores of a key without a value, which every row sees; null: there are none
 };
 
 // What is known of rows after some keys. sum [rows][padded_dim], weight [rows][UNIT], maximum [rows], log2 of the unit.
@@ -139,27 +141,58 @@ inline void weigh(const bf16* weights, const bf16* const* values, const bf16* co
         for (int w = 0; w < W; w++) store(sums + r * dim + w * UNIT, sum[r][w]);
 }
 
-// Scores of keys that a row doesn't see, from `seen` on, to such as have weight 0.
-inline void hide(float* scores, int seen, int end) {
+// The keys of a chunk that a row sees: [begin, end).
+struct Seen {
+    int begin;
+    int end;
+};
+
+// Scores of keys that a row doesn't see, of those in [0, end), to such as have weight 0.
+inline void hide(float* scores, Seen seen, int end) {
     constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
-    for (int at = seen / UNIT * UNIT; at < end; at += UNIT)
-        store(scores + at, first_or(load(scores + at), std::clamp(seen - at, 0, UNIT), HIDDEN));
+    for (int at = seen.end / UNIT * UNIT; at < end; at += UNIT)
+        store(scores + at, first_or(load(scores + at), std::clamp(seen.end - at, 0, UNIT), HIDDEN));
+    std::fill(scores, scores + seen.begin, HIDDEN);
+}
+
+// How scores become exponents of 2.
+struct Curve {
+    float unit;  // times the score, or what `cap` made of it
+    float cap;
+    float inner;  // times the score, twice what the hyperbolic tangent is taken of
+};
+
+constexpr float LOG2_E = 1.44269504088896341f;
+
+inline Curve curve_of(const AttentionStep& step) {
+    if (step.cap > 0) return {LOG2_E, step.cap, 2.0f * step.scale / step.cap};
+    return {step.scale * LOG2_E, 0.0f, 0.0f};
+}
+
+// cap * tanh(score * inner / 2) for the scores in [0, end).
+inline void flatten(float* scores, const Curve& curve, int end) {
+    for (int at = 0; at < end; at += UNIT) {
+        const Lanes grown = exp(load(scores + at) * all(curve.inner)) + all(1.0f);
+        store(scores + at, (all(1.0f) - all(2.0f) / grown) * all(curve.cap));
+    }
 }
 
 // R rows' scores of `units` units to weights 2^(score * unit - maximum), their sums added to `weight`. decay[r]: what
 // earlier sums have to be multiplied with. An odd number of units is filled up with weights of 0.
-template <int R, class Seen>
-inline void soften(float* scores, int units, Seen seen, float unit, float* maximum, float* weight, float* decay,
-                   bf16* weights) {
+template <int R, class SeenBy>
+inline void soften(float* scores, int units, SeenBy seen, const Curve& curve, float* maximum, float* weight,
+                   float* decay, bf16* weights) {
     const int end = (units + 1) / 2 * 2 * UNIT;
     alignas(64) float fall[LANES] = {};
     for (int r = 0; r < R; r++) {
         float* row = scores + r * CHUNK;
-        if (seen(r) < end) hide(row, seen(r), end);
+        if (curve.cap > 0) flatten(row, curve, end);
+        const Seen part = seen(r);
+        if (part.begin > 0 || part.end < end) hide(row, part, end);
         Lanes highest = load(row);
         for (int at = UNIT; at < end; at += UNIT) highest = max(load(row + at), highest);
         const float before = maximum[r];
-        maximum[r] = std::max(before, largest_lane(highest) * unit);
+        maximum[r] = std::max(before, largest_lane(highest) * curve.unit);
         fall[r] = before - maximum[r];
     }
     alignas(64) float decays[LANES];
@@ -171,8 +204,8 @@ inline void soften(float* scores, int units, Seen seen, float unit, float* maxim
         Lanes sum = load(weight + r * UNIT) * all(decays[r]);
         for (int at = 0; at < end; at += 2 * UNIT) {
             const float* row = scores + r * CHUNK + at;
-            const Lanes first = coarse_power_of_two_below_one(fused(load(row), all(unit), rise));
-            const Lanes second = coarse_power_of_two_below_one(fused(load(row + UNIT), all(unit), rise));
+            const Lanes first = coarse_power_of_two_below_one(fused(load(row), all(curve.unit), rise));
+            const Lanes second = coarse_power_of_two_below_one(fused(load(row + UNIT), all(curve.unit), rise));
             const Pairs both = rounded(first, second);
             store(weights + r * CHUNK + at, both);
             sum = add_products(sum, both, ones);
@@ -181,11 +214,12 @@ inline void soften(float* scores, int units, Seen seen, float unit, float* maxim
     }
 }
 
-// R rows of a tile, one chunk. seen(r): how many of the chunk's keys row r sees. ahead: as many units, with AHEAD.
-template <int R, bool AHEAD, class Seen>
-inline void attend_chunk(const bf16* queries, const KeyChunk& chunk, const KeyChunk& ahead, int dim, float unit, Seen seen, RowStates states) {
+// R rows of a tile, one chunk. seen(r): the chunk's keys that row r sees. ahead: as many units, with AHEAD.
+template <int R, bool AHEAD, class SeenBy>
+inline void attend_chunk(const bf16* queries, const KeyChunk& chunk, const KeyChunk& ahead, int dim,
+                         const Curve& curve, SeenBy seen, RowStates states) {
     int units = 0;
-    for (int r = 0; r < R; r++) units = std::max(units, (seen(r) + UNIT - 1) / UNIT);
+    for (int r = 0; r < R; r++) units = std::max(units, (seen(r).end + UNIT - 1) / UNIT);
     if (units == 0) return;
     alignas(64) float scores[R * CHUNK];
     alignas(64) bf16 weights[R * CHUNK];
@@ -194,24 +228,24 @@ inline void attend_chunk(const bf16* queries, const KeyChunk& chunk, const KeyCh
     for (; u + MICRO_WIDTH <= units; u += MICRO_WIDTH)
         score<R, MICRO_WIDTH, AHEAD>(queries, dim, chunk.keys + u, ahead.keys + u, scores + u * UNIT);
     for (; u < units; u++) score<R, 1, AHEAD>(queries, dim, chunk.keys + u, ahead.keys + u, scores + u * UNIT);
-    soften<R>(scores, units, seen, unit, states.maximum, states.weight, decay, weights);
+    soften<R>(scores, units, seen, curve, states.maximum, states.weight, decay, weights);
     int d = 0;
     for (; d + MICRO_WIDTH * UNIT <= dim; d += MICRO_WIDTH * UNIT)
         weigh<R, MICRO_WIDTH, AHEAD>(weights, chunk.values, ahead.values, d, units, dim, decay, states.sum + d);
     for (; d < dim; d += UNIT) weigh<R, 1, AHEAD>(weights, chunk.values, ahead.values, d, units, dim, decay, states.sum + d);
 }
 
-template <bool AHEAD, class Seen>
-inline void attend_chunk(int rows, const bf16* queries, const KeyChunk& chunk, const KeyChunk& ahead, int dim, float unit, Seen seen,
-                         RowStates states) {
+template <bool AHEAD, class SeenBy>
+inline void attend_chunk(int rows, const bf16* queries, const KeyChunk& chunk, const KeyChunk& ahead, int dim,
+                         const Curve& curve, SeenBy seen, RowStates states) {
     switch (rows) {
-        case 1: return attend_chunk<1, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
-        case 2: return attend_chunk<2, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
-        case 3: return attend_chunk<3, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
+        case 1: return attend_chunk<1, AHEAD>(queries, chunk, ahead, dim, curve, seen, states);
+        case 2: return attend_chunk<2, AHEAD>(queries, chunk, ahead, dim, curve, seen, states);
+        case 3: return attend_chunk<3, AHEAD>(queries, chunk, ahead, dim, curve, seen, states);
 #if defined(TERCET_AVX512)
-        case 4: return attend_chunk<4, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
-        case 5: return attend_chunk<5, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
-        case 6: return attend_chunk<6, AHEAD>(queries, chunk, ahead, dim, unit, seen, states);
+        case 4: return attend_chunk<4, AHEAD>(queries, chunk, ahead, dim, curve, seen, states);
+        case 5: return attend_chunk<5, AHEAD>(queries, chunk, ahead, dim, curve, seen, states);
+        case 6: return attend_chunk<6, AHEAD>(queries, chunk, ahead, dim, curve, seen, states);
 #endif
     }
 }
@@ -236,7 +270,7 @@ public:
                   AttentionScratch& scratch)
         : step_(step), item_(item), next_(next), scratch_(scratch), pages_(step.shape.pages), dim_(step.shape.padded_dim()),
           rows_(item.rows * step.shape.ratio()), length_(step.rows.seq_lens[item.sequence]),
-          table_(step.rows.block_tables + item.sequence * step.rows.table_width),
+          curve_(curve_of(step)), table_(step.rows.block_tables + item.sequence * step.rows.table_width),
           as_they_lie_(pages_.block_size % UNIT == 0 && pages_.head_dim % UNIT == 0) {}
 
     void attend() {
@@ -251,17 +285,17 @@ public:
             }
             return finish(total);
         }
-        float* partials = step_.partials + item_.partials;
         const int64_t size = int64_t{rows_} * step_.shape.state_floats();
-        for (int piece = item_.first_piece; piece < item_.end_piece; piece++)
-            attend_piece(piece, states_at(partials + piece * size, rows_, dim_));
+        const int first = first_key() / PIECE, end = (item_.first_position + item_.rows + PIECE - 1) / PIECE;
+        const auto partial = [&](int piece) {
+            return states_at(step_.partials + item_.partials + (piece - first) * size, rows_, dim_);
+        };
+        for (int piece = item_.first_piece; piece < item_.end_piece; piece++) attend_piece(piece, partial(piece));
         std::atomic_ref<int32_t> done(step_.merges[item_.merge]);
         if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < item_.shares) return;
         done.store(0, std::memory_order_relaxed);
         clear(total, rows_, dim_);
-        const int pieces = (item_.first_position + item_.rows + PIECE - 1) / PIECE;
-        for (int piece = 0; piece < pieces; piece++)
-            merge(states_at(partials + piece * size, rows_, dim_), rows_, dim_, total);
+        for (int piece = first; piece < end; piece++) merge(partial(piece), rows_, dim_, total);
         finish(total);
     }
 
@@ -280,7 +314,7 @@ private:
     void attend_piece(int piece, RowStates states) {
         clear(states, rows_, dim_);
         const int end = std::min((piece + 1) * PIECE, seen_end(item_));
-        for (int start = piece * PIECE; start < end; start += CHUNK) {
+        for (int start = std::max(piece * PIECE, first_key() / CHUNK * CHUNK); start < end; start += CHUNK) {
             if (!as_they_lie_) {
                 const KeyChunk chunk = packed_chunk(start, end);
                 attend_rows<false>(0, start, chunk, chunk, states);
@@ -296,17 +330,21 @@ private:
     template <bool AHEAD>
     void attend_rows(int first, int start, const KeyChunk& chunk, const KeyChunk& ahead, RowStates states) {
         const int ratio = step_.shape.ratio();
-        const float unit = step_.scale * 1.44269504088896341f;  // weights are powers of 2
         const int end = AHEAD ? std::min(first + MICRO_ROWS, rows_) : rows_;
         for (; first < end; first += MICRO_ROWS) {
             const auto seen = [&](int r) {
-                return std::clamp(item_.first_position + (first + r) / ratio + 1 - start, 0, CHUNK);
+                const int position = item_.first_position + (first + r) / ratio;
+                return Seen{std::clamp(step_.shape.first_key(position) - start, 0, CHUNK),
+                            std::clamp(position + 1 - start, 0, CHUNK)};
             };
             const RowStates part = {states.sum + first * dim_, states.weight + first * UNIT, states.maximum + first};
             attend_chunk<AHEAD>(std::min(MICRO_ROWS, end - first), scratch_.queries + first * dim_, chunk, ahead, dim_,
-                                unit, seen, part);
+                                curve_, seen, part);
         }
     }
+
+    // Of the item's first row.
+    int first_key() const { return step_.shape.first_key(item_.first_position); }
 
     int64_t block(int place) const { return table_[place / pages_.block_size]; }
 
@@ -344,7 +382,8 @@ private:
         if (start >= seen_end(item_)) {
             if (!next_) return chunk;
             item = next_;
-            start = item->first_piece * PIECE;
+            const int first = step_.shape.first_key(item->first_position) / CHUNK * CHUNK;
+            start = std::max(item->first_piece * PIECE, first);
         }
         KeyChunk ahead = units_in_pages(*item, start, seen_end(*item));
         for (int u = ahead.units; u < chunk.units; u++) {
@@ -400,11 +439,21 @@ private:
         for (int r = 0; r < rows_; r++) {
             float* out = step_.out + (item_.first_row + r / ratio) * step_.out_stride +
                          int64_t{item_.kv_head * ratio + r % ratio} * head_dim;
-            const Lanes inverse = all(1.0f / sum(load(total.weight + r * UNIT)));
+            const Lanes inverse = all(inverse_weight(total, r, item_.kv_head * ratio + r % ratio));
             int d = 0;
             for (; d + UNIT <= head_dim; d += UNIT) store(out + d, load(total.sum + r * dim_ + d) * inverse);
             if (d < head_dim) store(out + d, load(total.sum + r * dim_ + d) * inverse, head_dim - d);
         }
+    }
+
+    // What a row's sum is to be multiplied with.
+    float inverse_weight(RowStates total, int row, int head) const {
+        const float weight = sum(load(total.weight + row * UNIT));
+        if (!step_.sinks) return 1.0f / weight;
+        const float sink = step_.sinks[head] * LOG2_E, maximum = std::max(total.maximum[row], sink);
+        alignas(64) float shares[LANES] = {total.maximum[row] - maximum, sink - maximum};
+        store(shares, power_of_two_below_one(load(shares)));
+        return shares[0] / (weight * shares[0] + shares[1]);
     }
 
     const AttentionStep& step_;
@@ -415,6 +464,7 @@ private:
     const int dim_;
     const int rows_;
     const int length_;
+    const Curve curve_;
     const int32_t* table_;
     const bool as_they_lie_;
 };

@@ -18,12 +18,15 @@ constexpr int TILE_ROWS = 96;   // of queries, heads counted
 struct AttentionShape {
     PageShape pages;
     int heads;
+    int window;  // a row sees so many keys, its own the last of them; 0: all up to its own
 
     int ratio() const { return heads / pages.kv_heads; }
     int tile_tokens() const { return std::max(1, TILE_ROWS / ratio()); }
     int padded_dim() const { return (pages.head_dim + UNIT - 1) / UNIT * UNIT; }
     // Of what is known of a row and a piece: its sum, its weights in 16 lanes, its maximum.
     int state_floats() const { return padded_dim() + UNIT + 1; }
+    // The first key that a row of this position sees.
+    int first_key(int position) const { return window ? std::max(0, position + 1 - window) : 0; }
 };
 
 // As kernels/ops.py has it.
@@ -66,18 +69,20 @@ inline AttentionNeeds plan_attention(const PagedRows& step, const AttentionShape
     const bool cut = threads > 1 && tiles < wanted;
     AttentionNeeds needs = {0, 0, 0};
     for (int i = 0; i < step.sequences; i++) {
-        const int start = step.query_start[i], end = step.query_start[i + 1];
-        for (int first = start; first < end; first += tile) {
-            const int rows = std::min(tile, end - first);
-            const int position = step.seq_lens[i] - (end - first);
-            const int pieces = (position + rows + PIECE - 1) / PIECE;
+        const int start = step.query_start[i], stop = step.query_start[i + 1];
+        for (int first = start; first < stop; first += tile) {
+            const int rows = std::min(tile, stop - first);
+            const int position = step.seq_lens[i] - (stop - first);
+            const int hidden = shape.first_key(position) / PIECE;
+            const int pieces = (position + rows + PIECE - 1) / PIECE - hidden;
             const int shares = cut ? static_cast<int>(std::min<int64_t>(pieces, (wanted + tiles - 1) / tiles)) : 1;
             for (int head = 0; head < shape.pages.kv_heads; head++) {
                 for (int share = 0; share < shares; share++) {
                     if (items) {
                         AttentionItem& item = items[needs.items];
-                        item = {i, head, first, rows, position, pieces * share / shares, pieces * (share + 1) / shares,
-                                shares, needs.merges, needs.partials, 0};
+                        const int begin = hidden + pieces * share / shares;
+                        const int end = hidden + pieces * (share + 1) / shares;
+                        item = {i, head, first, rows, position, begin, end, shares, needs.merges, needs.partials, 0};
                         const int keys = std::min(item.end_piece * PIECE, position + rows) - item.first_piece * PIECE;
                         item.cost = int64_t{keys} * rows;
                     }

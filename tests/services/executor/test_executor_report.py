@@ -1,5 +1,7 @@
 """Steps as metrics and spans: totals reconcile with what was run, links name the requests that were served."""
 
+from dataclasses import replace
+
 import pytest
 from fake_stack import running_executor
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -14,7 +16,7 @@ from executor.step import NewSequence, SamplingParams, Slice, Step, StepResult, 
 from services import errors, names
 from services.executor.fake import At, FakeRunner, Faults
 from services.executor.observer import Sequence
-from services.executor.report import ExecutorReport, phases, prompt_part
+from services.executor.report import ExecutorReport, gap_ns, phases, prompt_part
 from services.executor.worker import StepDone
 from services.metrics import ExecutorMetrics
 from services.telemetry import LinkedSampler
@@ -147,6 +149,21 @@ def test_phases_add_up() -> None:
     parts = phases(step, step.outcome)
     assert parts == {"wait": 10, "prepare": 20, "forward": 30, "sample": 40, "finish": 50}
     assert sum(parts.values()) == step.ended_ns - step.arrived_ns
+
+
+def test_a_gap_counts_where_a_sequence_goes_on() -> None:
+    def at(piece: Slice, epoch: int, started_ns: int, ended_ns: int) -> StepDone:
+        return replace(
+            done(), order=StepOrder(Step(1, (piece,)), epoch), started_ns=started_ns, ended_ns=ended_ns, arrived_ns=0
+        )
+
+    new = Slice(0, 0, 3, PROMPT, (0,), True, NewSequence(SamplingParams(), 3))
+    on = Slice(0, 3, 1, (), (), True)
+    first_step = at(new, 1, 100, 200)
+    assert gap_ns(None, first_step) == 0
+    assert gap_ns(first_step, at(on, 1, 230, 300)) == 30
+    assert gap_ns(first_step, at(new, 1, 230, 300)) == 0
+    assert gap_ns(first_step, at(on, 2, 230, 300)) == 0
 
 
 @pytest.mark.parametrize(

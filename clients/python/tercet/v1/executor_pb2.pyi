@@ -607,9 +607,9 @@ class StepTimings(_message.Message):
     prepare_ns: _builtins.int
     """Slices to device tensors."""
     forward_ns: _builtins.int
-    """Forward pass."""
+    """Forward pass, up to the last layer."""
     sample_ns: _builtins.int
-    """Drawing."""
+    """The head, and drawing."""
     def __init__(
         self,
         *,

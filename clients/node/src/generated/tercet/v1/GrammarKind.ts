@@ -1,0 +1,26 @@
+// Original file: ../../protos/tercet/v1/common.proto
+
+export const GrammarKind = {
+  GRAMMAR_KIND_UNSPECIFIED: 'GRAMMAR_KIND_UNSPECIFIED',
+  GRAMMAR_KIND_JSON_OBJECT: 'GRAMMAR_KIND_JSON_OBJECT',
+  GRAMMAR_KIND_JSON_SCHEMA: 'GRAMMAR_KIND_JSON_SCHEMA',
+  GRAMMAR_KIND_REGEX: 'GRAMMAR_KIND_REGEX',
+  GRAMMAR_KIND_EBNF: 'GRAMMAR_KIND_EBNF',
+  GRAMMAR_KIND_CHOICE: 'GRAMMAR_KIND_CHOICE',
+} as const;
+
+export type GrammarKind =
+  | 'GRAMMAR_KIND_UNSPECIFIED'
+  | 0
+  | 'GRAMMAR_KIND_JSON_OBJECT'
+  | 1
+  | 'GRAMMAR_KIND_JSON_SCHEMA'
+  | 2
+  | 'GRAMMAR_KIND_REGEX'
+  | 3
+  | 'GRAMMAR_KIND_EBNF'
+  | 4
+  | 'GRAMMAR_KIND_CHOICE'
+  | 5
+
+export type GrammarKind__Output = typeof GrammarKind[keyof typeof GrammarKind]

@@ -1,0 +1,23 @@
+// Original file: ../../protos/tercet/v1/common.proto
+
+export const TimeLimitKind = {
+  TIME_LIMIT_KIND_UNSPECIFIED: 'TIME_LIMIT_KIND_UNSPECIFIED',
+  TIME_LIMIT_KIND_QUEUE: 'TIME_LIMIT_KIND_QUEUE',
+  TIME_LIMIT_KIND_FIRST_TOKEN: 'TIME_LIMIT_KIND_FIRST_TOKEN',
+  TIME_LIMIT_KIND_BETWEEN_TOKENS: 'TIME_LIMIT_KIND_BETWEEN_TOKENS',
+  TIME_LIMIT_KIND_TOTAL: 'TIME_LIMIT_KIND_TOTAL',
+} as const;
+
+export type TimeLimitKind =
+  | 'TIME_LIMIT_KIND_UNSPECIFIED'
+  | 0
+  | 'TIME_LIMIT_KIND_QUEUE'
+  | 1
+  | 'TIME_LIMIT_KIND_FIRST_TOKEN'
+  | 2
+  | 'TIME_LIMIT_KIND_BETWEEN_TOKENS'
+  | 3
+  | 'TIME_LIMIT_KIND_TOTAL'
+  | 4
+
+export type TimeLimitKind__Output = typeof TimeLimitKind[keyof typeof TimeLimitKind]

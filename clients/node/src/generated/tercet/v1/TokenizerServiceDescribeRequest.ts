@@ -1,0 +1,8 @@
+// Original file: ../../protos/tercet/v1/tokenizer.proto
+
+
+export interface TokenizerServiceDescribeRequest {
+}
+
+export interface TokenizerServiceDescribeRequest__Output {
+}
