@@ -17,6 +17,7 @@ from services.settings import ConfigError, Settings, setting
 
 MODEL = "smollm2-135m"
 BACKENDS = ("cpu", "cpu-torch", "reference")
+WEIGHTS = ("native", "int8", "bf16")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -100,6 +101,9 @@ class ExecutorConfig(Settings):
     net: ListenConfig = dataclasses.field(default_factory=lambda: ListenConfig(listen="127.0.0.1:50053"))
     model: str = setting(MODEL, "catalogue name or path of a GGUF file", minimum=1, shared=True)
     backend: str = setting("cpu", "which kernels run", choices=BACKENDS)
+    weights: str = setting(
+        "native", "native keeps the file's numbers, int8 and bf16 round them when a model is loaded", choices=WEIGHTS
+    )
     block_size: int = setting(16, "tokens in a KV block", unit="tokens", minimum=1, maximum=256)
     kv_memory_mib: int = setting(512, "memory for KV blocks", unit="MiB", minimum=1)
     total_blocks: int | None = setting(None, "number of KV blocks, instead of kv-memory-mib", minimum=1)

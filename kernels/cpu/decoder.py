@@ -5,7 +5,7 @@ Owns: the descriptor of the layers, made once, and the memory that a step's rows
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -77,11 +77,10 @@ class NativeDecoder:
     def pack(self, layers: Sequence[DecoderLayer], eps: float) -> PanelDecoder | None:
         """None for layers that the native code does not run as a whole: none, or a panel with gate's and up's rows."""
         kept = tuple(_contiguous(layer) for layer in layers)
-        if not kept or not all(isinstance(m, PanelMatrix) for layer in kept for m in _matrices(layer)):
+        structs = [struct for layer in kept if (struct := _layer_struct(layer)) is not None]
+        if not kept or len(structs) < len(kept):
             return None
-        if not all(layer.gate_up.gated for layer in kept):  # type: ignore[attr-defined]
-            return None
-        table = (_LayerStruct * len(kept))(*(_layer_struct(layer) for layer in kept))
+        table = (_LayerStruct * len(kept))(*structs)
         return PanelDecoder(kept, eps, table, _DecoderStruct(ctypes.addressof(table), len(kept), eps))
 
     def run(
@@ -134,34 +133,32 @@ class NativeDecoder:
         return pages
 
 
-def _matrices(layer: DecoderLayer) -> tuple[object, ...]:
-    return layer.qkv, layer.output, layer.gate_up, layer.down
-
-
 def _contiguous(layer: DecoderLayer) -> DecoderLayer:
-    vectors = (layer.attention_norm, layer.qkv_bias, layer.output_bias, layer.mlp_norm)
-    norm, qkv_bias, output_bias, mlp_norm = (None if v is None else v.contiguous() for v in vectors)
-    assert norm is not None
-    assert mlp_norm is not None
-    return DecoderLayer(norm, layer.qkv, qkv_bias, layer.output, output_bias, mlp_norm, layer.gate_up, layer.down)
-
-
-def _layer_struct(layer: DecoderLayer) -> _LayerStruct:
-    return _LayerStruct(
-        layer.attention_norm.data_ptr(),
-        _address(layer.qkv),
-        _pointer(layer.qkv_bias),
-        _address(layer.output),
-        _pointer(layer.output_bias),
-        layer.mlp_norm.data_ptr(),
-        _address(layer.gate_up),
-        _address(layer.down),
+    return replace(
+        layer,
+        attention_norm=layer.attention_norm.contiguous(),
+        qkv_bias=None if layer.qkv_bias is None else layer.qkv_bias.contiguous(),
+        output_bias=None if layer.output_bias is None else layer.output_bias.contiguous(),
+        mlp_norm=layer.mlp_norm.contiguous(),
     )
 
 
-def _address(matrix: object) -> int:
-    assert isinstance(matrix, PanelMatrix)
-    return matrix.address
+def _layer_struct(layer: DecoderLayer) -> _LayerStruct | None:
+    qkv, output, gate_up, down = layer.qkv, layer.output, layer.gate_up, layer.down
+    if not (isinstance(qkv, PanelMatrix) and isinstance(output, PanelMatrix) and isinstance(down, PanelMatrix)):
+        return None
+    if not (isinstance(gate_up, PanelMatrix) and gate_up.gated):
+        return None
+    return _LayerStruct(
+        layer.attention_norm.data_ptr(),
+        qkv.address,
+        _pointer(layer.qkv_bias),
+        output.address,
+        _pointer(layer.output_bias),
+        layer.mlp_norm.data_ptr(),
+        gate_up.address,
+        down.address,
+    )
 
 
 def _pointer(vector: Tensor | None) -> int | None:

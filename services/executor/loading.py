@@ -140,6 +140,7 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
         runner = load_runner(
             resolved.path,
             backend=config.backend,
+            scheme=config.weights,
             block_size=config.block_size,
             max_batched_tokens=config.max_batched_tokens,
             max_sequences=config.max_sequences,

@@ -89,7 +89,7 @@ def test_a_service_takes_its_environment(name: str) -> None:
 
 def test_the_gpu_profile_is_refused_by_name_while_there_is_no_gpu_back_end() -> None:
     """The day that there is one this fails: then docs/deploy.md is to be changed with it."""
-    with pytest.raises(ConfigError, match="TERCET_EXECUTOR_BACKEND is 'gpu', allowed is cpu or reference"):
+    with pytest.raises(ConfigError, match="TERCET_EXECUTOR_BACKEND is 'gpu', allowed is cpu or cpu-torch or reference"):
         load(ExecutorConfig, of("executor-gpu").environment, {})
     on_cpu = container(load_compose({"TERCET_EXECUTOR_BACKEND": "cpu"}), "executor-gpu")
     load(ExecutorConfig, on_cpu.environment, {})

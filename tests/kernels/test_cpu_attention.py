@@ -1,6 +1,6 @@
 """Pages and attention of the native library, in every instruction set that this machine can run."""
 
-import itertools
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +32,9 @@ SHAPES = [
 
 
 @pytest.fixture(
-    scope="module", params=list(itertools.product(NAMES, (1, 3))), ids=lambda param: f"{param[0]}-{param[1]}"
+    scope="module",
+    params=[(NAMES[0], 1), *((name, 3) for name in NAMES)],
+    ids=lambda param: f"{param[0]}-{param[1]}",
 )
 def native(request: pytest.FixtureRequest) -> Iterator[NativeAttention]:
     name, threads = request.param
@@ -78,14 +80,20 @@ def cut(case: PagedCase, start: int, stop: int) -> PagedCase:
 # Weights are rounded to bfloat16 before they are summed, those of the divisor too, so an answer is a mean of the values
 # with weights that are up to 2^-9 off: its error is at most 2^-8 of the values' spread.
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_answers(native: NativeAttention, shape: AttentionShape, poison: float) -> None:
+def test_answers(native: NativeAttention, shape: AttentionShape) -> None:
+    case, expected = mixed_case(shape)
+    actual = run(native, case, math.nan)
+    assert float((actual - expected).abs().max()) < 2**-8 * 3
+    assert float((actual - expected).square().mean().sqrt()) < 1e-3
+    assert torch.equal(run(native, case, math.inf), actual)
+
+
+@functools.cache
+def mixed_case(shape: AttentionShape) -> tuple[PagedCase, Tensor]:
     lengths = sorted({1, 2, 15, 16, 17, 63, 64, 65, 130, 255, 256, 257, 600})
     rows = [(n, 1) for n in lengths] + [(n, n) for n in (1, 17, 64, 70)] + [(300, 3), (290, 66), (5, 0), (0, 0)]
     case = narrowed(paged_case(shape, rows))
-    actual, expected = run(native, case, poison), dense_answer(case)
-    assert float((actual - expected).abs().max()) < 2**-8 * 3
-    assert float((actual - expected).square().mean().sqrt()) < 1e-3
+    return case, dense_answer(case)
 
 
 def test_equal_values_come_out_exactly(native: NativeAttention) -> None:
@@ -247,10 +255,16 @@ def variant_answer(case: PagedCase, variant: Variant) -> Tensor:
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_answers_of_variants(native: NativeAttention, variant: Variant) -> None:
     for shape in (MODEL, AttentionShape(6, 2, 34, 20)):
-        case = narrowed(paged_case(shape, [(1, 1), (17, 17), (300, 80), (600, 1), (1000, 1), (257, 257)]))
-        actual, expected = run_variant(native, case, variant), variant_answer(case, variant)
+        case, expected = variant_case(shape, variant)
+        actual = run_variant(native, case, variant)
         assert float((actual - expected).abs().max()) < 2**-8 * 3
         assert float((actual - expected).square().mean().sqrt()) < 2e-3
+
+
+@functools.cache
+def variant_case(shape: AttentionShape, variant: Variant) -> tuple[PagedCase, Tensor]:
+    case = narrowed(paged_case(shape, [(1, 1), (17, 17), (300, 80), (600, 1), (1000, 1), (257, 257)]))
+    return case, variant_answer(case, variant)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -258,7 +272,7 @@ def test_a_decode_row_of_a_variant_equals_the_row_in_a_prefill(native: NativeAtt
     length = 2 * 256 + 45
     case = paged_case(MODEL, [(length, length)])
     whole = run_variant(native, case, variant)
-    for row in (0, 1, 15, 16, 63, 64, 99, 100, 255, 256, 257, 400, 511, 512, length - 1):
+    for row in (0, 15, 64, 99, 100, 255, 256, 400, 512, length - 1):
         assert torch.equal(run_variant(native, cut(case, row, row + 1), variant), whole[row : row + 1]), row
     for start, stop in ((0, 16), (97, 98), (131, 300), (250, length)):
         assert torch.equal(run_variant(native, cut(case, start, stop), variant), whole[start:stop]), (start, stop)

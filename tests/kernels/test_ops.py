@@ -32,6 +32,8 @@ def narrowest(ops: Ops, *formats: GgmlType) -> torch.dtype:
     """That activations are rounded to where they meet weights of these formats."""
     if ops.name == "cpu" and any(f not in FLOAT_FORMATS for f in formats):
         return torch.int8
+    if ops.name == "cpu" and GgmlType.BF16 in formats and ops.instruction_set().startswith("avx512"):
+        return torch.bfloat16
     return torch.bfloat16 if ops.name == "cpu-torch" and any(f in INT4_FORMATS for f in formats) else torch.float32
 
 

@@ -98,70 +98,89 @@ inline Rounding rounding(float largest, bool finite) {
     return {largest / 127.0f, 127.0f / largest};
 }
 
-struct Totals {
-    int32_t total, half;
+// A span's integers and what is summed of them, sixteen columns at a time.
+struct RoundedSpan {
+    alignas(64) int8_t q[SPAN];
+    int32_t sums[SPAN / 16];
+    float scale;
 };
 
 #if defined(TERCET_AVX512)
 
-// |x| <= 127.5 in every lane.
-inline Totals round_group(Lanes low, Lanes high, int8_t* q) {
-    const __m512i a = _mm512_cvtps_epi32(low.v), b = _mm512_cvtps_epi32(high.v);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtepi32_epi8(a));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtepi32_epi8(b));
-    const int32_t half = _mm512_reduce_add_epi32(a);
-    return {half + _mm512_reduce_add_epi32(b), half};
+static_assert(SPAN == 64);
+
+// x [cols], 1 <= cols <= SPAN; the columns that fill up are zeros.
+inline void round_span(const float* x, int cols, RoundedSpan& out) {
+    __m512 part[4];
+    __m512i largest = _mm512_setzero_si512();  // bits of |x|, which are in the order of the numbers, NaN the largest
+    for (int i = 0; i < 4; i++) {
+        const int left = cols - i * LANES;
+        part[i] = _mm512_maskz_loadu_ps(first_lanes(left < 0 ? 0 : left < LANES ? left : LANES), x + i * LANES);
+        largest = _mm512_max_epu32(largest, _mm512_castps_si512(_mm512_abs_ps(part[i])));
+    }
+    const uint32_t bits = _mm512_reduce_max_epu32(largest);
+    const Rounding by = rounding(std::bit_cast<float>(bits), bits < 0x7f800000u);
+    out.scale = by.scale;
+    __m512i q = _mm512_setzero_si512();
+    if (by.inverse != 0.0f) {
+        const __m512 inverse = _mm512_set1_ps(by.inverse);
+        __m128i bytes[4];
+        for (int i = 0; i < 4; i++) bytes[i] = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(part[i], inverse)));
+        q = _mm512_inserti32x4(_mm512_castsi128_si512(bytes[0]), bytes[1], 1);
+        q = _mm512_inserti32x4(_mm512_inserti32x4(q, bytes[2], 2), bytes[3], 3);
+    }
+    _mm512_store_si512(out.q, q);
+    __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), q);
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
+    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out.sums),
+                     _mm512_castsi512_si128(_mm512_permutexvar_epi32(firsts, sums)));
 }
 
 #else
 
-inline Totals round_group(Lanes low, Lanes high, int8_t* q) {
-    float whole[GROUP];
-    store(whole, round_even(low));
-    store(whole + LANES, round_even(high));
-    Totals sums{};
-    for (int i = 0; i < GROUP; i++) {
-        q[i] = static_cast<int8_t>(whole[i]);
-        sums.total += q[i];
-        if (i < GROUP / 2) sums.half += q[i];
+// x [cols], 1 <= cols <= SPAN; the columns that fill up are zeros.
+inline void round_span(const float* x, int cols, RoundedSpan& out) {
+    float whole[SPAN] = {};
+    std::memcpy(whole, x, cols * sizeof(float));
+    uint32_t largest = 0;  // bits of |x|, which are in the order of the numbers, NaN the largest
+    for (const float value : whole) {
+        const uint32_t bits = std::bit_cast<uint32_t>(value) & 0x7fffffffu;
+        largest = bits > largest ? bits : largest;
     }
-    return sums;
+    const Rounding by = rounding(std::bit_cast<float>(largest), largest < 0x7f800000u);
+    out.scale = by.scale;
+    for (int i = 0; i < SPAN / 16; i++) {
+        Lanes rounded = all(0.0f);
+        if (by.inverse != 0.0f) rounded = round_even(load(whole + 16 * i) * all(by.inverse));
+        store(whole + 16 * i, rounded);
+        out.sums[i] = 0;
+        for (int c = 16 * i; c < 16 * (i + 1); c++) {
+            out.q[c] = static_cast<int8_t>(whole[c]);
+            out.sums[i] += out.q[c];
+        }
+    }
 }
 
 #endif
-
-inline Lanes magnitude(Lanes a) { return max(a, all(0.0f) - a); }
 
 // Columns [first, first + count) of a row; first is a multiple of SPAN, count too unless the columns end there.
 // x points to column `first`.
 inline void quantize_columns(const float* x, int first, int count, int row, const QuantizedRows& out) {
     const Tiling tiling{out.rows};
-    const int tile = tiling.tile_of(row), width = tiling.width(tile);
+    const int tile = tiling.tile_of(row), width = tiling.width(tile), groups = out.groups();
     const int64_t start = tiling.first(tile), place = row - start;
     for (int c = 0; c < count; c += SPAN) {
-        const int cols = count - c < SPAN ? count - c : SPAN, parts = ceil_div(cols, GROUP) * (GROUP / LANES);
-        Lanes part[SPAN / LANES];
-        Lanes largest_of = all(0.0f), poison = all(0.0f);
-        for (int i = 0; i < parts; i++) {
-            const int left = cols - i * LANES;
-            const float* at = x + c + i * LANES;
-            part[i] = left >= LANES ? load(at) : left > 0 ? load(at, left) : all(0.0f);
-            largest_of = max(magnitude(part[i]), largest_of);
-            poison = fma(part[i], all(0.0f), poison);  // 0 * x is NaN for inf and NaN
-        }
-        const Rounding by = rounding(largest(largest_of), sum(poison) == 0.0f);
-        const int span = (first + c) / SPAN, group = (first + c) / GROUP;
-        out.scale[start * out.spans() + int64_t{span} * width + place] = by.scale;
-        for (int i = 0; i < parts; i += 2) {
-            const int64_t at = start * out.groups() + int64_t{group + i / 2} * width + place;
-            const Lanes inverse = all(by.inverse);
-            Totals sums{};
-            if (by.inverse == 0.0f)
-                std::memset(out.q + at * GROUP, 0, GROUP);
-            else
-                sums = round_group(part[i] * inverse, part[i + 1] * inverse, out.q + at * GROUP);
-            out.total[at] = sums.total;
-            out.half[at] = sums.half;
+        RoundedSpan span;
+        round_span(x + c, count - c < SPAN ? count - c : SPAN, span);
+        out.scale[start * out.spans() + int64_t{(first + c) / SPAN} * width + place] = span.scale;
+        const int group = (first + c) / GROUP;
+        for (int i = 0; i < SPAN / GROUP && group + i < groups; i++) {
+            const int64_t at = start * groups + int64_t{group + i} * width + place;
+            std::memcpy(out.q + at * GROUP, span.q + i * GROUP, GROUP);
+            out.half[at] = span.sums[2 * i];
+            out.total[at] = span.sums[2 * i] + span.sums[2 * i + 1];
         }
     }
 }
