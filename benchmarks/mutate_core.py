@@ -22,7 +22,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 TESTS: Final = (
     *("test_blocks", "test_deadlines", "test_core", "test_core_lanes", "test_core_pathologies"),
-    *("test_policies", "test_admission", "test_session_leases"),
+    *("test_policies", "test_admission", "test_session_leases", "test_prefix_cache", "test_prefix_core"),
 )
 LAST: Final = ("test_fair_windows",)
 MACHINE: Final = """

@@ -18,13 +18,13 @@ def world(**config: object) -> World:
 
 
 def waits_of_the_small(policy: str) -> list[float]:
-    """200 long prompts of one tenant at once, then a short one of another every second; steps of 100 ms. Seconds from
+    """200 prompts of one tenant at once, then a short one of another every second; steps of 100 ms. Seconds from
     submission to the first token, of the short ones."""
     made = world(policy=policy, max_queued_tokens=1 << 30)
     for number in range(200):
-        made.submit(Submission(f"big{number}", "big", 1500, 50))
+        made.submit(Submission(f"big{number}", "big", 400, 50))
     waits: dict[str, float] = {}
-    for step in range(600):
+    for step in range(300):
         made.now += SECOND // 10
         if step % 10 == 0:
             made.submit(Submission(f"small{step}", "small", 50, 10))
@@ -40,9 +40,9 @@ def waits_of_the_small(policy: str) -> list[float]:
 
 def test_s16_a_flood_of_one_tenant_leaves_the_others_their_turns() -> None:
     fair, naive = (waits_of_the_small(policy) for policy in ("fair", "fcfs"))
-    assert len(fair) == len(naive) == 60
-    assert fair[56] <= 2.0, "P95 of the wait for a first token"
-    assert naive[30] >= 20.0
+    assert len(fair) == len(naive) == 30
+    assert fair[28] <= 2.0, "P95 of the wait for a first token"
+    assert naive[15] >= 10.0
 
 
 @pytest.mark.parametrize("depth", [1, 2])
