@@ -36,6 +36,7 @@ from services.simulate.fleet import Fleet, FleetError
 from services.simulate.load import Request
 from services.simulate.records import NEVER, Outcome, Records, Run, Timeline
 from services.simulate.skipping import SkippingCore
+from services.simulate.stretch import Stretch, stretch_of
 
 _STEP_DONE: Final = 0  # kinds of events, in the order in which those of one time are taken
 _ARRIVAL: Final = 1
@@ -62,24 +63,12 @@ class _Step:
 
 
 @dataclass(slots=True)
-class _Skip:
-    """A lane that goes over quiet steps: the core is told when it ends."""
-
-    left: int
-    before_ns: int | None
-    joinable: bool
-    rows: int  # sequences
-    fixed_ns: float  # of each step, besides the context
-    context: int  # of the step that executes
-    times: list[int] = field(default_factory=list)  # of the steps gone over that the core does not know of yet
-
-
-@dataclass(slots=True)
 class _Executor:
     lane: str
     cost: CostModel
     steps: deque[_Step] = field(default_factory=deque)  # the first executes
-    skip: _Skip | None = None
+    stretch: Stretch | None = None  # quiet steps that it goes over
+    ends_at: int = NEVER  # the step that executes; during a stretch: that it began with
     hungry: bool = True  # its pipeline has room
     busy_ns: int = 0
 
@@ -92,12 +81,14 @@ class Simulation:
         self._fleet = fleet
         self._skipping = skipping
         self._clients = clients
-        self._core = SkippingCore(fleet.core, lambda lane: self._settle(self._executors[int(lane)]))
+        self._core = SkippingCore(fleet.core, lambda lane: self._glance(int(lane)))
         self._estimate = self._cost_estimate()
         self._depth = fleet.core.steps_in_flight
         self._executors = [_Executor(f"{index:06d}", cost) for index, cost in enumerate(fleet.costs())]
         self._hungry = list(range(fleet.executors))  # numbers of those that are, ascending
         self._events: list[tuple[int, int, int]] = []
+        self._at = (0, _STEP_DONE, 0)  # the event that is looked at
+        self._sleeping: dict[int, None] = {}  # executors in a stretch that the clock does not visit before its end
         self._source: Iterator[Request] = iter(())
         self._next: Request | None = None
         self._live: dict[SequenceKey, _Live] = {}
@@ -116,15 +107,16 @@ class Simulation:
         for _ in range(self._clients or 1):
             self._await_next(0)
         while self._events:
-            now, kind, index = heappop(self._events)
-            if kind != _EXPIRY:
-                self._end = now
+            self._at = now, kind, index = heappop(self._events)
             if kind == _STEP_DONE:
                 self._step_done(index, now)
             elif kind == _ARRIVAL:
+                self._end = now
                 self._arrive(now)
             else:
                 self._expire(now)
+            if self._waiting and self._sleeping:
+                self._rouse()
         if self._live:
             raise RuntimeError(f"{len(self._live)} requests never ended; first: {next(iter(self._live))}")
         totals = self._core.totals()
@@ -171,12 +163,12 @@ class Simulation:
 
     def _step_done(self, index: int, now: int) -> None:
         executor = self._executors[index]
-        if executor.skip is not None:
-            if self._stay_quiet(executor, executor.skip, index, now):
-                if self._waiting:  # others may have room, and every event wakes them
-                    self._after(now)
-                return
-            self._wake_up(executor)
+        if executor.stretch is not None and not self._interrupts(executor.stretch, index, now):
+            return
+        if executor.ends_at != now:
+            return  # the event is of a step that was gone over
+        executor.ends_at = NEVER
+        self._end = now
         step = executor.steps.popleft()
         outcomes = tuple([self._draw(row) for row in step.rows])
         if executor.steps:
@@ -185,15 +177,16 @@ class Simulation:
         self._plan(index, now)
         self._after(now)
         if self._skipping and len(executor.steps) == self._depth:
-            self._fall_quiet(executor)
+            self._fall_quiet(executor, index)
 
     def _expire(self, now: int) -> None:
         if self._armed != now:
             return  # an earlier one took its place
         self._armed = None
-        for executor in self._executors:
-            if executor.skip is not None and executor.skip.before_ns is not None and executor.skip.before_ns <= now:
-                self._wake_up(executor)
+        for index, executor in enumerate(self._executors):
+            stretch = executor.stretch
+            if stretch is not None and stretch.before_ns is not None and stretch.before_ns <= now:
+                self._wake_up(index, stretch)
         self._carry_out(self._core.expire(now), now)
         self._after(now)
 
@@ -213,7 +206,7 @@ class Simulation:
 
     def _plan(self, index: int, now: int) -> None:
         executor = self._executors[index]
-        if executor.skip is not None:
+        if executor.stretch is not None:
             return
         while len(executor.steps) < self._depth and (plan := self._core.plan(executor.lane, now)) is not None:
             executor.steps.append(self._step(plan))
@@ -273,7 +266,8 @@ class Simulation:
     def _start(self, executor: _Executor, index: int, now: int) -> None:
         elapsed = executor.cost.step_ns(executor.steps[0].work)
         executor.busy_ns += elapsed
-        heappush(self._events, (now + elapsed, _STEP_DONE, index))
+        executor.ends_at = now + elapsed
+        heappush(self._events, (executor.ends_at, _STEP_DONE, index))
 
     def _draw(self, row: tuple[int, SequenceKey, int]) -> SequenceOutcome:
         slot, key, position = row
@@ -283,7 +277,7 @@ class Simulation:
 
     # Quiet steps.
 
-    def _fall_quiet(self, executor: _Executor) -> None:
+    def _fall_quiet(self, executor: _Executor, index: int) -> None:
         first, last = executor.steps[0], executor.steps[-1]
         rows = len(first.rows)
         if any(step.work.prefill_tokens or len(step.rows) != rows for step in (first, last)):
@@ -295,10 +289,23 @@ class Simulation:
             return
         if any(self._records.first[self._live[key].number] == NEVER for _, key, _ in first.rows):
             return  # the moment of a first token is to be seen
-        left = min(quiet.steps, *(self._draws_left(row) for row in first.rows)) if rows else 0
-        if left >= _WORTH_SKIPPING:
-            fixed = executor.cost.rows_ns(first.work.decode_rows)
-            executor.skip = _Skip(left, quiet.before_ns, quiet.joinable, rows, fixed, first.work.decode_context)
+        left = min(quiet.steps, *(self._draws_left(row) for row in first.rows))
+        if left < _WORTH_SKIPPING:
+            return
+        stretch = stretch_of(
+            executor.ends_at,
+            left,
+            quiet.before_ns,
+            joinable=quiet.joinable,
+            rows=rows,
+            context=first.work.decode_context,
+            fixed_ns=executor.cost.rows_ns(first.work.decode_rows),
+            context_ns=executor.cost.decode_context_ns,
+        )
+        if stretch.steps >= _WORTH_SKIPPING:
+            executor.stretch = stretch
+            self._sleeping[index] = None
+            heappush(self._events, (stretch.over_at, _STEP_DONE, index))
 
     def _draws_left(self, row: tuple[int, SequenceKey, int]) -> int:
         """Steps, the one of `row` first, whose draw is not its last."""
@@ -306,37 +313,74 @@ class Simulation:
         live = self._live[key]
         return live.output_len - (position - live.prompt_len + 1)
 
-    def _stay_quiet(self, executor: _Executor, skip: _Skip, index: int, now: int) -> bool:
-        """Goes over the apply and the plan of now, and starts the next step."""
-        if not skip.left or (skip.joinable and self._waiting) or (skip.before_ns is not None and skip.before_ns <= now):
+    def _interrupts(self, stretch: Stretch, index: int, now: int) -> bool:
+        """The clock visits a lane in a stretch. Whether the step that ends now is one to be looked at."""
+        if now not in (stretch.over_at, stretch.peek):
             return False
-        skip.left -= 1
-        skip.times.append(now)
-        self._core.go_over()
-        skip.context += skip.rows
-        elapsed = int(skip.fixed_ns + executor.cost.decode_context_ns * skip.context)
-        executor.busy_ns += elapsed
-        heappush(self._events, (now + elapsed, _STEP_DONE, index))
-        return True
+        if now == stretch.over_at or (self._waiting and stretch.joinable):
+            self._tell(index, stretch.ended(now, also_now=False))
+            self._leave_stretch(index, stretch)
+            return True
+        stretch.peek = None
+        self._sleeping[index] = None
+        if self._waiting:  # others may have room, and every event wakes them
+            self._after(now)
+        return False
+
+    def _rouse(self) -> None:
+        """Somebody waits: whoever could do something about it at its next step is visited then."""
+        for index in tuple(self._sleeping):
+            stretch = self._executors[index].stretch
+            if stretch is None:
+                raise RuntimeError(f"executor {index} sleeps, and is in no stretch")
+            if stretch.joinable or self._hungry:
+                del self._sleeping[index]
+                stretch.peek = stretch.ends[self._ended(stretch, index)]
+                if stretch.peek < stretch.over_at:
+                    heappush(self._events, (stretch.peek, _STEP_DONE, index))
 
     def _tell_accounts(self) -> None:
         """Before somebody new waits, where it counts who was given how much."""
         if self._core.waits_for_accounts:
-            for executor in self._executors:
-                self._settle(executor)
+            for index, executor in enumerate(self._executors):
+                if executor.stretch is not None:
+                    self._tell(index, self._ended(executor.stretch, index))
 
-    def _wake_up(self, executor: _Executor) -> None:
-        self._settle(executor)
-        executor.skip = None
+    def _wake_up(self, index: int, stretch: Stretch) -> None:
+        """The step that runs now is an ordinary one again."""
+        self._tell(index, self._ended(stretch, index))
+        self._leave_stretch(index, stretch)
+        heappush(self._events, (self._executors[index].ends_at, _STEP_DONE, index))
 
-    def _settle(self, executor: _Executor) -> None:
-        """The core learns of the steps gone over."""
-        skip = executor.skip
-        if skip is None or not skip.times:
+    def _leave_stretch(self, index: int, stretch: Stretch) -> None:
+        executor = self._executors[index]
+        executor.stretch, executor.ends_at = None, stretch.ends[stretch.told]
+        self._sleeping.pop(index, None)
+
+    def _ended(self, stretch: Stretch, index: int) -> int:
+        """Steps gone over by now: the clock takes those of one time by the executors' number."""
+        now, kind, at = self._at
+        return stretch.ended(now, also_now=kind != _STEP_DONE or index <= at)
+
+    def _glance(self, index: int) -> None:
+        """Another lane's choice depends on how this one does."""
+        executor = self._executors[index]
+        stretch = executor.stretch
+        if stretch is not None and (ended := self._ended(stretch, index)) > stretch.seen:
+            self._core.glance(executor.lane, stretch.ends[stretch.told : ended], stretch.seen - stretch.told)
+            stretch.seen = ended
+
+    def _tell(self, index: int, ended: int) -> None:
+        """The core learns of so many steps gone over."""
+        executor = self._executors[index]
+        stretch = executor.stretch
+        if stretch is None or ended == stretch.told:
             return
-        times, skip.times = skip.times, []
-        for key in self._core.skip(executor.lane, times):
+        times = stretch.ends[stretch.told : ended]
+        for key in self._core.skip(executor.lane, times, stretch.seen - stretch.told):
             self._records.token(self._live[key].number, times[-1])
+        executor.busy_ns += stretch.ends[ended] - stretch.ends[stretch.told]
+        stretch.seen = stretch.told = ended
         done = len(times)
         for step in executor.steps:
             step.step_id += done

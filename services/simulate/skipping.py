@@ -6,11 +6,13 @@ each of them: one token more. `quiet_steps` says for how many steps that holds, 
 test compares whole runs. Everything else is inherited: it is the very core that serves.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Series
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import sub
 
-from services.scheduler.core.binding import CHOICES, Binding, Choice
+from services.scheduler.core.binding import Binding
 from services.scheduler.core.calls import (
     CoreConfig,
     Emission,
@@ -20,7 +22,7 @@ from services.scheduler.core.calls import (
     SequenceKey,
 )
 from services.scheduler.core.core import SchedulerCore
-from services.scheduler.core.lane import Lane
+from services.scheduler.core.lane import InFlight, Lane
 from services.scheduler.core.policies.policy import Batching
 
 
@@ -37,44 +39,33 @@ class Quiet:
 class _LookingBinding(Binding):
     """Says which lanes are about to be looked at, so that what they went over can be told first."""
 
-    def __init__(self, somebody_waits: Callable[[], bool], look: Callable[[LaneId], None]) -> None:
+    def __init__(self, look: Callable[[LaneId], None]) -> None:
         super().__init__()
-        self._somebody_waits = somebody_waits
         self._look = look
 
-    def choice(self, lane: Lane, lanes: Mapping[LaneId, Lane], max_passes: int, now: int) -> Choice:
-        if not self._somebody_waits():  # there is nothing to choose
-            self.missed()
-            return Choice(self, lane, [], max_passes, now)
-        made = super().choice(lane, lanes, max_passes, now)
-        for other in made._others:
+    def others(self, lane: Lane, lanes: Mapping[LaneId, Lane]) -> list[Lane]:
+        made = super().others(lane, lanes)
+        for other in made:
             self._look(other.id)
         return made
 
-    def missed(self) -> None:
-        """A plan without a choice takes its turn at the lanes too."""
-        if len(self._open) > CHOICES + 1:
-            self._turn = (self._turn + CHOICES) % len(self._open)
-
     def replay(self, lane: LaneId, rows: int, times: Series[int]) -> None:
-        """`applied` and `planned`, a token of so many rows, at each of the times."""
+        """`applied` and `planned`, a token of so many rows, at each of the times; the steps in flight are alike."""
         pace = self._paces[lane]
-        in_flight, observe, freed_at = pace.in_flight, pace.fit.observe, pace.freed_at
-        for at in times:
-            tokens, planned_at = in_flight.popleft()
-            observe(tokens, at - max(planned_at, freed_at))
-            in_flight.append((rows, at))
-            freed_at = at
-        pace.freed_at = freed_at
-        pace.backlog = None  # to be counted anew
+        pace.fit.observe_each(rows, map(sub, times, (pace.freed_at, *times)))
+        pace.freed_at = times[-1]
+        for at in times[-len(pace.in_flight) :]:
+            pace.in_flight.popleft()
+            pace.in_flight.append((rows, at))
+        pace.backlog = 0  # all decode
 
 
 class SkippingCore(SchedulerCore):
-    """look: called with a lane before another one's plan depends on its state; `skip` may be called then."""
+    """look: called with a lane before another one's plan depends on its state; `glance` may be called then."""
 
     def __init__(self, config: CoreConfig, look: Callable[[LaneId], None]) -> None:
         super().__init__(config)
-        self._binding: _LookingBinding = _LookingBinding(lambda: bool(self._waiting), look)
+        self._binding: _LookingBinding = _LookingBinding(look)
         self._distinct: list[LaneSpec] = []
 
     def attach(self, lane: LaneId, spec: LaneSpec, now: int) -> list[Emission]:
@@ -109,36 +100,47 @@ class SkippingCore(SchedulerCore):
         deadlines = [deadline for sequence in lane.running if (deadline := self._deadlines.get(sequence.key))]
         return Quiet(steps, min((when for when, _ in deadlines), default=None), joinable)
 
-    def go_over(self) -> None:
-        """An apply and a plan that `skip` will be told of: called when they would have happened."""
-        self._binding.missed()
+    def glance(self, lane_id: LaneId, times: Series[int], seen: int) -> None:
+        """What others see of a lane that did an apply and a plan at each of the times: its pace, and what blocks are
+        left. The first `seen` were glanced at before. `skip` is still to be told of all."""
+        lane, steps = self._lanes[lane_id], len(times)
+        self._binding.replay(lane_id, len(lane.running), times[seen:])
+        size = lane.spec.block_size
+        for sequence in lane.running:
+            placement = sequence.placed()
+            reach = placement.computed + steps
+            if reach > len(placement.blocks) * size:
+                lacking = lane.spec.blocks_for(reach) - len(placement.blocks)
+                lane.grow(placement, lacking)
 
-    def skip(self, lane_id: LaneId, times: Series[int]) -> list[SequenceKey]:
-        """An apply and a plan at each of the times. Who got so many tokens each, in the order of the rows."""
+    def skip(self, lane_id: LaneId, times: Series[int], seen: int = 0) -> list[SequenceKey]:
+        """An apply and a plan at each of the times, the first `seen` of which were glanced at. Who got so many tokens
+        each, in the order of the rows."""
+        if seen < len(times):
+            self.glance(lane_id, times, seen)
         lane = self._lanes[lane_id]
         steps, last_at, rows = len(times), times[-1], len(lane.running)
-        self._binding.replay(lane_id, rows, times)
         served: dict[str, int] = {}
         for sequence in lane.running:
-            placement, tenant = sequence.placed(), sequence.submission.tenant
+            placement, submission = sequence.placed(), sequence.submission
             placement.computed += steps
             placement.confirmed += steps
             placement.last_step += steps
             sequence.deliver(steps, last_at)
-            served[tenant] = served.get(tenant, 0) + steps
-            if not placement.reserved:
-                lacking = lane.spec.blocks_for(placement.computed) - len(placement.blocks)
-                if lacking:
-                    lane.grow(placement, lacking)
+            served[submission.tenant] = served.get(submission.tenant, 0) + steps
         self._gate.served(served)
         lane.planned += steps
-        for _ in range(steps):
-            lane.applied += 1
-            lane.pool.applied(lane.applied)  # nothing is fenced
-        for _ in range(len(lane.in_flight)):
-            step = lane.in_flight.popleft()
-            ends = tuple((placement, end + steps) for placement, end in step.ends)
-            lane.in_flight.append(replace(step, step_id=step.step_id + steps, ends=ends))
+        lane.applied += steps
+        lane.pool._applied = lane.applied  # as so many calls of `applied` would: nothing is fenced
+        lane.in_flight = deque(
+            InFlight(
+                step.step_id + steps,
+                step.rows,
+                tuple([(placement, end + steps) for placement, end in step.ends]),
+                step.tokens,
+            )
+            for step in lane.in_flight
+        )
         self._ledger.count(steps=steps, planned_tokens=rows * steps, sampled=rows * steps)
         return [sequence.key for sequence in lane.running]
 

@@ -83,12 +83,16 @@ class Binding:
         pace.backlog = None
 
     def choice(self, lane: Lane, lanes: Mapping[LaneId, Lane], max_passes: int, now: int) -> "Choice":
-        """For one plan of `lane`."""
+        """For one plan of `lane`. Others are looked at once somebody could come in: most plans admit nobody."""
+        return Choice(self, lane, lanes, max_passes, now)
+
+    def others(self, lane: Lane, lanes: Mapping[LaneId, Lane]) -> list[Lane]:
+        """Whom a choice of `lane` is made among, besides itself: of many the next CHOICES."""
         names = self._open
         if len(names) > CHOICES + 1:
             self._turn = (self._turn + CHOICES) % len(names)
             names = [names[(self._turn + step) % len(names)] for step in range(CHOICES)]
-        return Choice(self, lane, [lanes[name] for name in names if name != lane.id], max_passes, now)
+        return [lanes[name] for name in names if name != lane.id]
 
     def ready_in(self, lane: Lane, estimate: CostEstimate, now: int) -> int:
         """Nanoseconds until what is in flight is expected to be done. A step that is late is expected to be as late
@@ -128,38 +132,42 @@ class _Standing:
 
 
 class Choice:
-    def __init__(self, binding: Binding, lane: Lane, others: list[Lane], max_passes: int, now: int) -> None:
+    def __init__(self, binding: Binding, lane: Lane, lanes: Mapping[LaneId, Lane], max_passes: int, now: int) -> None:
         self._binding = binding
+        self._lanes = lanes
         self._now = now
         self._max_passes = max_passes
         self._here = lane
-        self._others = others
+        self._others: list[Lane] | None = None  # nobody was looked at yet
         self._standings: dict[LaneId, _Standing] = {}
         self.closed = binding.closed(lane.id)
 
     def leaves(self, sequence: Sequence) -> bool:
         """Whether a sequence that this lane could take is for another one; that is counted."""
-        if not self._others or sequence.left >= LEFT_AT_MOST or sequence.passed >= self._max_passes:
+        if sequence.left >= LEFT_AT_MOST or sequence.passed >= self._max_passes or not self._looked_at():
             return False
-        here = self._standing(self._here)
-        better: _Standing | None = None
-        for other in self._others:
+        best = here = self._standing(self._here)
+        soonest = self._ends_in(here, sequence)
+        for other in self._looked_at():
             there = self._standing(other)
-            if self._has_room(there, sequence) and self._beats(there, better or here, sequence):
-                better = there
-        if better is None:
+            if not self._has_room(there, sequence):
+                continue
+            ends = self._ends_in(there, sequence)
+            if _beats(there, ends, best, soonest):
+                best, soonest = there, ends
+        if best is here:
             return False
-        better.active += 1
-        better.slots -= 1
-        better.blocks -= _blocks(better.lane, sequence)
-        better.backlog += sequence.known
+        best.active += 1
+        best.slots -= 1
+        best.blocks -= _blocks(best.lane, sequence)
+        best.backlog += sequence.known
         sequence.left += 1
         return True
 
     def has_room_elsewhere(self, sequence: Sequence) -> bool:
         """Whether another lane can take it as it is, so that nobody need make room here; that is counted too."""
         if sequence.left >= LEFT_AT_MOST or not any(
-            self._has_room(self._standing(other), sequence) for other in self._others
+            self._has_room(self._standing(other), sequence) for other in self._looked_at()
         ):
             return False
         sequence.left += 1
@@ -168,10 +176,15 @@ class Choice:
     def took(self, sequence: Sequence) -> None:
         """This lane has taken it."""
         sequence.left = 0
-        if self._others:
-            here = self._standing(self._here)
+        here = self._standings.get(self._here.id)
+        if here is not None:
             here.active += 1
             here.backlog += sequence.missing
+
+    def _looked_at(self) -> list[Lane]:
+        if self._others is None:
+            self._others = self._binding.others(self._here, self._lanes)
+        return self._others
 
     def _standing(self, lane: Lane) -> _Standing:
         standing = self._standings.get(lane.id)
@@ -189,15 +202,6 @@ class Choice:
             spec.blocks_for(sequence.bound - 1) <= spec.total_blocks and _blocks(there.lane, sequence) <= there.blocks
         )
 
-    def _beats(self, there: _Standing, best: _Standing, sequence: Sequence) -> bool:
-        one, other = self._ends_in(there, sequence), self._ends_in(best, sequence)
-        if one is not None and other is not None:
-            if one < CLEARLY * other:
-                return True
-            if other < CLEARLY * one:
-                return False
-        return there.active < best.active
-
     def _ends_in(self, standing: _Standing, sequence: Sequence) -> int | None:
         """Nanoseconds until the sequence is expected to end there; None while its pace is not known."""
         lane = standing.lane
@@ -211,6 +215,15 @@ class Choice:
             self._binding.ready_in(lane, estimate, self._now) + steps * estimate.step_ns + prompts * estimate.token_ns
         )
         return begins + _output_left(sequence) * _step(estimate, standing.active + 1)
+
+
+def _beats(there: _Standing, ends: int | None, best: _Standing, soonest: int | None) -> bool:
+    if ends is not None and soonest is not None:
+        if ends < CLEARLY * soonest:
+            return True
+        if soonest < CLEARLY * ends:
+            return False
+    return there.active < best.active
 
 
 def _step(estimate: CostEstimate, tokens: int) -> int:

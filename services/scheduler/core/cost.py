@@ -4,6 +4,7 @@ Two views of the same measurements: `StepCost` errs high, so that a slow step is
 is as near as it can be, for the choices of policies and admission.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,14 +55,23 @@ class StepFit:
     def __init__(self, memory: float = 0.99) -> None:
         self._memory = memory
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._estimate: CostEstimate | None = None  # of what was observed until now, once somebody asked
 
     def observe(self, tokens: int, elapsed_ns: int) -> None:
-        keep = self._memory
-        self._weight = self._weight * keep + 1
-        self._x = self._x * keep + tokens
-        self._y = self._y * keep + elapsed_ns
-        self._xx = self._xx * keep + tokens * tokens
-        self._xy = self._xy * keep + tokens * elapsed_ns
+        self.observe_each(tokens, (elapsed_ns,))
+
+    def observe_each(self, tokens: int, elapsed_ns: Iterable[int]) -> None:
+        """Steps of equally many tokens, one after the other."""
+        keep, squared = self._memory, tokens * tokens
+        weight, x, y, xx, xy = self._weight, self._x, self._y, self._xx, self._xy
+        for elapsed in elapsed_ns:
+            weight = weight * keep + 1
+            x = x * keep + tokens
+            y = y * keep + elapsed
+            xx = xx * keep + squared
+            xy = xy * keep + tokens * elapsed
+        self._weight, self._x, self._y, self._xx, self._xy = weight, x, y, xx, xy
+        self._estimate = None
 
     @property
     def mean_ns(self) -> float | None:
@@ -72,11 +82,14 @@ class StepFit:
         """None before the first step. Where all steps had one size, all of the cost is the step's own."""
         if not self._weight:
             return None
+        if self._estimate is not None and self._estimate.request_ns == request_ns:
+            return self._estimate
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         spread = self._xx / self._weight - mean_x * mean_x
         slope = 0.0 if spread < 0.5 else (self._xy / self._weight - mean_x * mean_y) / spread
         slope = min(max(0.0, slope), mean_y / max(mean_x, 1.0))
-        return CostEstimate(round(max(0.0, mean_y - slope * mean_x)), round(slope), request_ns)
+        self._estimate = CostEstimate(round(max(0.0, mean_y - slope * mean_x)), round(slope), request_ns)
+        return self._estimate
 
 
 class DrainRate:
