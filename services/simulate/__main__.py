@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import dataclasses
+import gc
 import json
 import shlex
 import sys
@@ -50,6 +51,7 @@ def _calibrate(target: str) -> int:
 
 
 def _compare(chosen: argparse.Namespace, command: str) -> int:
+    gc.set_threshold(50_000, 50, 100)  # a run makes few cycles, and much that lives long
     workload, shares_blocks = read_workload(chosen)
     objectives = read_objectives(chosen.slo)
     base = read_base(chosen, shares_blocks=shares_blocks)

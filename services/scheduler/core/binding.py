@@ -102,7 +102,7 @@ class Binding:
             return 0
         first, planned_at = pace.in_flight[0]
         running = now - max(planned_at, pace.freed_at)
-        rest = sum(_step(estimate, tokens) for tokens, _ in list(pace.in_flight)[1:])
+        rest = sum([_step(estimate, tokens) for tokens, _ in pace.in_flight]) - _step(estimate, first)
         return abs(_step(estimate, first) - running) + rest
 
     def backlog(self, lane: Lane) -> int:

@@ -49,10 +49,11 @@ class BlockPool:
         """`count` free blocks, now live. The caller looked at `free` first: asking for more is an InvariantError."""
         if not 0 <= count <= len(self._free):
             raise InvariantError(f"{count} blocks asked for, {len(self._free)} are free")
-        blocks = tuple(self._free.popleft() for _ in range(count))
+        take, state, holders, live = self._free.popleft, self._state, self._holders, _State.LIVE.value
+        blocks = tuple([take() for _ in range(count)])
         for block in blocks:
-            self._state[block] = _State.LIVE
-            self._holders[block] = 1
+            state[block] = live
+            holders[block] = 1
         return blocks
 
     def hold(self, block: int) -> None:
@@ -88,13 +89,16 @@ class BlockPool:
         """A holder gives live blocks back. `last_step` is the last planned step in which it references them; 0: none
         did. Returns those that became cached."""
         cached: list[int] = []
+        state, holders, last_use, live = self._state, self._holders, self._last_use, _State.LIVE.value
         for block in blocks:
-            if self._state[block] != _State.LIVE:
-                raise InvariantError(f"block {block} is released while {_State(self._state[block]).name}")
-            self._last_use[block] = max(self._last_use[block], last_step)
-            self._holders[block] -= 1
-            self.shared -= self._holders[block] == 1
-            if self._holders[block] == 0:
+            if state[block] != live:
+                raise InvariantError(f"block {block} is released while {_State(state[block]).name}")
+            if last_use[block] < last_step:
+                last_use[block] = last_step
+            holders[block] -= 1
+            if holders[block] == 1:
+                self.shared -= 1
+            elif holders[block] == 0:
                 if self._last_use[block] <= self._applied:
                     self._settle(block, cached)
                 else:
