@@ -270,6 +270,15 @@ def test_the_shortest_leaves_first_and_equals_by_arrival() -> None:
     assert order_of_admission(made) == ["b", "a", "mid", "long"]  # b and a are of one size class
 
 
+def test_a_rung_of_aging_takes_a_quarter_of_the_length_off() -> None:
+    made = world(ONE_SLOT, "shortest", aging_ns=10)
+    made.submit(ask("long", 800, 1))
+    made.now += 10
+    for key, length in (("longer", 700), ("shorter", 500)):
+        made.submit(ask(key, length, 1))
+    assert order_of_admission(made) == ["shorter", "long", "longer"]
+
+
 def test_the_longest_does_not_starve_among_short_ones() -> None:
     made = world(ONE_SLOT, "shortest", aging_ns=10)
     made.submit(ask("long", 1000, 1))

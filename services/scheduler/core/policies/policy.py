@@ -18,6 +18,7 @@ from services.scheduler.core.limits import TOP_PRIORITY
 from services.scheduler.core.sequence import Sequence
 
 AGING_RUNGS: Final = 4
+SIZE_CLASS: Final = 64  # tokens: whose lengths are nearer than that are served by arrival
 
 CachedTokens = Callable[[Sequence], int]  # of its known tokens, how many a lane has computed for others already
 
@@ -62,8 +63,9 @@ def priority_class(sequence: Sequence) -> int:
 
 
 def size_class(sequence: Sequence) -> int:
-    """Doublings of the tokens to compute: so there are few classes, and equals are served by arrival."""
-    return sequence.known.bit_length()
+    """Linear in the tokens to compute, so that a rung of aging takes a quarter of the prompt's length off: with classes
+    of doublings it would take a quarter of the logarithm, and a long prompt overtook most short ones after one rung."""
+    return sequence.known // SIZE_CLASS
 
 
 POLICIES: Final[dict[str, Policy]] = {
