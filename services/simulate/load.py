@@ -54,26 +54,30 @@ def parse_lengths(text: str, name: str) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`share`: of the requests, relative to the other tenants'."""
+    """`share`: of the requests, relative to the other tenants'. `weight`: of the service that it is due, under fair."""
 
     name: str
     share: float = 1.0
     priority: int = 0
+    weight: float = 1.0
 
 
 ONE_TENANT: Final = (Tenant("default"),)
 
 
 def parse_tenants(text: str) -> tuple[Tenant, ...]:
-    """`NAME=SHARE[@PRIORITY]`, by commas."""
+    """`NAME=SHARE[@PRIORITY][*WEIGHT]`, by commas."""
     tenants = []
     for part in text.split(","):
         name, _, rest = part.partition("=")
+        rest, _, weight = rest.partition("*")
         share, _, priority = rest.partition("@")
         try:
-            tenant = Tenant(name, float(share or 1), int(priority or 0))
+            tenant = Tenant(name, float(share or 1), int(priority or 0), float(weight or 1))
         except ValueError as error:
-            raise LoadError(f"tenants: {part!r} is not NAME=SHARE or NAME=SHARE@PRIORITY") from error
+            raise LoadError(f"tenants: {part!r} is not NAME=SHARE[@PRIORITY][*WEIGHT]") from error
+        if not 0.001 <= tenant.weight <= 1000:
+            raise LoadError(f"tenants: the weight in {part!r} is not between 0.001 and 1000")
         if not tenant.name or not 0 < tenant.share < 1e9:
             raise LoadError(f"tenants: {part!r} needs a name and a share above 0")
         tenants.append(tenant)

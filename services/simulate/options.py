@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Final
 
 from services.scheduler.core.calls import CoreConfig, LaneSpec
+from services.scheduler.core.limits import TenantQuota
 from services.scheduler.core.policies.policy import POLICIES
+from services.simulate.cost import PRESETS
 from services.simulate.fleet import Fleet
 from services.simulate.load import (
     ONE_TENANT,
     Arrivals,
     Lengths,
     Request,
+    Tenant,
     generate,
     lengths_of,
     parse_lengths,
@@ -33,6 +36,13 @@ LANE: Final = LaneSpec(
     block_size=16, total_blocks=1456, max_batched_tokens=512, max_sequences=64, max_model_len=262_144
 )
 CORE: Final = CoreConfig(max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED, watermark=0.01)
+
+# For traces that name blocks, whose prompts have 12,000 tokens: a large accelerator with room for 491,520 tokens. Such
+# a trace was recorded at some cluster, whose rate says nothing about one executor.
+LARGE_LANE: Final = dataclasses.replace(LANE, block_size=MOONCAKE_BLOCK, total_blocks=960, max_batched_tokens=4096)
+LARGE_COST: Final = "gpu-like"
+LARGE_CHUNK: Final = 2048
+LARGE_LOAD: Final = 0.8
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--burst", type=int, default=1, help="that many come at once; default 1: Poisson")
     load.add_argument("--prompts", default="lognormal:300:0.8:4000", help="lengths; default lognormal:300:0.8:4000")
     load.add_argument("--outputs", default="lognormal:120:0.8:2000", help="lengths; default lognormal:120:0.8:2000")
-    load.add_argument("--tenants", help="NAME=SHARE[@PRIORITY],...: who sends what part of the requests")
+    load.add_argument(
+        "--tenants", help="NAME=SHARE[@PRIORITY][*WEIGHT],...: who sends what part of the requests, and is due what"
+    )
     load.add_argument("--seed", type=int, default=1, help="of what is generated or drawn; default 1")
     load.add_argument("--clients", type=int, help="a closed loop of so many, instead of the load's own times")
     what = made.add_argument_group("what is compared")
@@ -60,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of every run")
     what.add_argument("--vary", action="append", default=[], metavar="NAME=V1,V2", help="run with each of the values")
     what.add_argument("--slo", default="", help="ttft=MS,tpot=MS,e2e=MS: what counts as goodput")
+    what.add_argument("--jobs", type=int, help="runs at once, each in a process of its own; default: one a core")
     what.add_argument("--no-skip", action="store_true", help="take every step one by one; the results are the same")
     out = made.add_argument_group("output")
     out.add_argument("--html", type=Path, help="one page with table and charts, self-contained")
@@ -71,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
 def read_workload(chosen: argparse.Namespace) -> tuple[Workload, bool]:
     """The load, and whether its prompts share blocks of MOONCAKE_BLOCK tokens."""
-    tenants = ONE_TENANT if chosen.tenants is None else parse_tenants(chosen.tenants)
+    tenants = tenants_of(chosen)
     if chosen.trace is not None:
         if chosen.lengths_from is not None:
             raise ScenarioError("--trace and --lengths-from exclude each other")
@@ -100,6 +113,10 @@ def read_workload(chosen: argparse.Namespace) -> tuple[Workload, bool]:
     return Workload(requests, chosen.rate, told), False
 
 
+def tenants_of(chosen: argparse.Namespace) -> tuple[Tenant, ...]:
+    return ONE_TENANT if chosen.tenants is None else parse_tenants(chosen.tenants)
+
+
 def _lengths(chosen: argparse.Namespace) -> Callable[[], tuple[Lengths, Lengths]]:
     """Made anew for each run: lengths drawn from a trace have a state."""
     if chosen.lengths_from is not None:
@@ -113,9 +130,14 @@ def _lengths(chosen: argparse.Namespace) -> Callable[[], tuple[Lengths, Lengths]
 
 def read_base(chosen: argparse.Namespace, *, shares_blocks: bool) -> Scenario:
     """What all runs have in common."""
-    block_size = MOONCAKE_BLOCK if shares_blocks else LANE.block_size
-    lane = dataclasses.replace(LANE, block_size=block_size)
-    base = Scenario("", Fleet(CORE, lane))
+    quotas = {tenant.name: TenantQuota(weight=tenant.weight) for tenant in tenants_of(chosen) if tenant.weight != 1}
+    core = dataclasses.replace(CORE, quotas=quotas)
+    base = Scenario("", Fleet(core, LANE))
+    if shares_blocks:
+        core = dataclasses.replace(core, prefill_chunk=LARGE_CHUNK)
+        base = Scenario("", Fleet(core, LARGE_LANE, cost=PRESETS[LARGE_COST]))
+        if chosen.clients is None:
+            base = dataclasses.replace(base, load=LARGE_LOAD)
     for text in chosen.set:
         name, values = _named("--set", text)
         base = apply(base, name, values)

@@ -12,6 +12,7 @@ from typing import Final
 
 from services.scheduler.core.calls import Finished, Reason
 from services.simulate.load import Request
+from services.simulate.service import Served
 
 NEVER: Final = -1  # in a column of times
 
@@ -163,6 +164,7 @@ class Run:
     step_tokens: int
     preemptions: int
     busy_ns: tuple[int, ...]  # an executor
+    served: Mapping[str, Served]  # by tenant; empty where it was not asked for
 
 
 Selector = Callable[[int], bool]

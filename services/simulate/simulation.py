@@ -6,9 +6,7 @@ time are taken steps first, then by the executor's number.
 """
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
@@ -21,21 +19,20 @@ from services.scheduler.core.calls import (
     Finished,
     InvalidSubmission,
     Phase,
-    Plan,
     Preempted,
     SequenceKey,
-    SequenceOutcome,
     StepOutcome,
     Submission,
     SubmitError,
     Tokens,
 )
 from services.scheduler.core.cost import CostEstimate
-from services.simulate.cost import CostModel, StepWork, chunk_context
 from services.simulate.fleet import Fleet, FleetError
 from services.simulate.load import Request
 from services.simulate.records import NEVER, Outcome, Records, Run, Timeline
+from services.simulate.service import Service
 from services.simulate.skipping import SkippingCore
+from services.simulate.steps import Executor, Live, draw, step_of
 from services.simulate.stretch import Stretch, stretch_of
 
 _STEP_DONE: Final = 0  # kinds of events, in the order in which those of one time are taken
@@ -45,37 +42,12 @@ _EXPIRY: Final = 2
 _WORTH_SKIPPING: Final = 3  # steps; fewer are not worth the look
 
 
-@dataclass(slots=True, eq=False)
-class _Live:
-    number: int
-    prompt_len: int
-    output_len: int
-    told: bool  # max_tokens ends it, not a stop id
-
-
-@dataclass(slots=True)
-class _Step:
-    """In flight. rows: (slot, key, position that the draw gets)."""
-
-    step_id: int
-    rows: list[tuple[int, SequenceKey, int]]
-    work: StepWork
-
-
-@dataclass(slots=True)
-class _Executor:
-    lane: str
-    cost: CostModel
-    steps: deque[_Step] = field(default_factory=deque)  # the first executes
-    stretch: Stretch | None = None  # quiet steps that it goes over
-    ends_at: int = NEVER  # the step that executes; during a stretch: that it began with
-    hungry: bool = True  # its pipeline has room
-    busy_ns: int = 0
-
-
 class Simulation:
-    def __init__(self, fleet: Fleet, *, skipping: bool = True, clients: int | None = None) -> None:
-        """clients: a closed loop, each sends its next request when one ended, whatever the requests' times say."""
+    def __init__(
+        self, fleet: Fleet, *, skipping: bool = True, clients: int | None = None, by_tenant: bool = False
+    ) -> None:
+        """clients: a closed loop, each sends its next request when one ended, whatever the requests' times say.
+        by_tenant: whether it is wanted what each tenant was given when."""
         if clients is not None and clients < 1:
             raise FleetError(f"clients is {clients}; at least 1 is needed")
         self._fleet = fleet
@@ -84,16 +56,17 @@ class Simulation:
         self._core = SkippingCore(fleet.core, lambda lane: self._glance(int(lane)))
         self._estimate = self._cost_estimate()
         self._depth = fleet.core.steps_in_flight
-        self._executors = [_Executor(f"{index:06d}", cost) for index, cost in enumerate(fleet.costs())]
+        self._executors = [Executor(f"{index:06d}", cost) for index, cost in enumerate(fleet.costs())]
         self._hungry = list(range(fleet.executors))  # numbers of those that are, ascending
         self._events: list[tuple[int, int, int]] = []
         self._at = (0, _STEP_DONE, 0)  # the event that is looked at
         self._sleeping: dict[int, None] = {}  # executors in a stretch that the clock does not visit before its end
         self._source: Iterator[Request] = iter(())
         self._next: Request | None = None
-        self._live: dict[SequenceKey, _Live] = {}
+        self._live: dict[SequenceKey, Live] = {}
         self._records = Records()
         self._timeline = Timeline()
+        self._service = Service() if by_tenant else None
         self._waiting = 0
         self._running = 0
         self._armed: int | None = None
@@ -130,6 +103,7 @@ class Simulation:
             totals.planned_tokens,
             totals.preemptions,
             tuple(executor.busy_ns for executor in self._executors),
+            {} if self._service is None else self._service.tenants(self._end),
         )
 
     # Events.
@@ -157,8 +131,9 @@ class Simulation:
             if self._clients is not None:
                 self._await_next(now)
             return
-        self._live[key] = _Live(number, request.prompt_len, request.output_len, max_tokens == request.output_len)
-        self._moved(now, waiting=1)
+        told = max_tokens == request.output_len
+        live = self._live[key] = Live(number, request.prompt_len, request.output_len, told, request.tenant)
+        self._moved(live, now, waiting=1)
         self._after(now)
 
     def _step_done(self, index: int, now: int) -> None:
@@ -170,7 +145,7 @@ class Simulation:
         executor.ends_at = NEVER
         self._end = now
         step = executor.steps.popleft()
-        outcomes = tuple([self._draw(row) for row in step.rows])
+        outcomes = tuple([draw(row, self._live.get(row[1])) for row in step.rows])
         if executor.steps:
             self._start(executor, index, now)
         self._carry_out(self._core.apply(executor.lane, StepOutcome(step.step_id, outcomes), now), now)
@@ -209,7 +184,7 @@ class Simulation:
         if executor.stretch is not None:
             return
         while len(executor.steps) < self._depth and (plan := self._core.plan(executor.lane, now)) is not None:
-            executor.steps.append(self._step(plan))
+            executor.steps.append(step_of(plan))
             self._carry_out(plan.preempted, now)
             self._carry_out(plan.admitted, now)
             if len(executor.steps) == 1:
@@ -228,56 +203,42 @@ class Simulation:
             match emission:
                 case Tokens():
                     self._records.token(live.number, now)
+                    if self._service is not None:
+                        self._service.drawn(live.tenant, (now,))
                 case Admitted():
-                    self._moved(now, waiting=-1, running=1)
+                    self._moved(live, now, waiting=-1, running=1)
+                    if self._service is not None and not live.charged:
+                        live.charged = True
+                        self._service.prompt(live.tenant, now, live.prompt_len - emission.cached_tokens)
                 case Preempted() | Displaced():
                     self._tell_accounts()
-                    self._moved(now, waiting=1, running=-1)
+                    self._moved(live, now, waiting=1, running=-1)
                 case Finished():
                     del self._live[emission.key]
                     self._records.end(live.number, emission, now)
                     queued = emission.phase is Phase.QUEUE
-                    self._moved(now, waiting=-queued, running=queued - 1)
+                    self._moved(live, now, waiting=-queued, running=queued - 1)
                     if self._clients is not None:
                         self._await_next(now)
 
-    def _moved(self, now: int, waiting: int = 0, running: int = 0) -> None:
+    def _moved(self, live: Live, now: int, waiting: int = 0, running: int = 0) -> None:
+        if self._service is not None and waiting:
+            self._service.waits(live.tenant, now, waiting)
         self._waiting += waiting
         self._running += running
         self._timeline.change(now, self._waiting, self._running)
 
     # Executors.
 
-    def _step(self, plan: Plan) -> _Step:
-        prefill = rows = prefill_context = decode_context = 0
-        drawn = []
-        for piece in plan.slices:
-            reach = piece.start + piece.count
-            if piece.count == 1:
-                rows += 1
-                decode_context += reach
-            else:
-                prefill += piece.count
-                prefill_context += chunk_context(piece.start, piece.count)
-            if piece.samples:
-                drawn.append((piece.slot, piece.key, reach))
-        return _Step(plan.step_id, drawn, StepWork(prefill, rows + plan.padding, prefill_context, decode_context))
-
-    def _start(self, executor: _Executor, index: int, now: int) -> None:
+    def _start(self, executor: Executor, index: int, now: int) -> None:
         elapsed = executor.cost.step_ns(executor.steps[0].work)
         executor.busy_ns += elapsed
         executor.ends_at = now + elapsed
         heappush(self._events, (executor.ends_at, _STEP_DONE, index))
 
-    def _draw(self, row: tuple[int, SequenceKey, int]) -> SequenceOutcome:
-        slot, key, position = row
-        live = self._live.get(key)
-        ended = live is not None and not live.told and position - live.prompt_len + 1 >= live.output_len
-        return SequenceOutcome(slot, 1, ended=ended)
-
     # Quiet steps.
 
-    def _fall_quiet(self, executor: _Executor, index: int) -> None:
+    def _fall_quiet(self, executor: Executor, index: int) -> None:
         first, last = executor.steps[0], executor.steps[-1]
         rows = len(first.rows)
         if any(step.work.prefill_tokens or len(step.rows) != rows for step in (first, last)):
@@ -289,7 +250,7 @@ class Simulation:
             return
         if any(self._records.first[self._live[key].number] == NEVER for _, key, _ in first.rows):
             return  # the moment of a first token is to be seen
-        left = min(quiet.steps, *(self._draws_left(row) for row in first.rows))
+        left = min(quiet.steps, *(self._live[row[1]].draws_left(row) for row in first.rows))
         if left < _WORTH_SKIPPING:
             return
         stretch = stretch_of(
@@ -306,12 +267,6 @@ class Simulation:
             executor.stretch = stretch
             self._sleeping[index] = None
             heappush(self._events, (stretch.over_at, _STEP_DONE, index))
-
-    def _draws_left(self, row: tuple[int, SequenceKey, int]) -> int:
-        """Steps, the one of `row` first, whose draw is not its last."""
-        _, key, position = row
-        live = self._live[key]
-        return live.output_len - (position - live.prompt_len + 1)
 
     def _interrupts(self, stretch: Stretch, index: int, now: int) -> bool:
         """The clock visits a lane in a stretch. Whether the step that ends now is one to be looked at."""
@@ -378,15 +333,14 @@ class Simulation:
             return
         times = stretch.ends[stretch.told : ended]
         for key in self._core.skip(executor.lane, times, stretch.seen - stretch.told):
-            self._records.token(self._live[key].number, times[-1])
+            live = self._live[key]
+            self._records.token(live.number, times[-1])
+            if self._service is not None:
+                self._service.drawn(live.tenant, times)
         executor.busy_ns += stretch.ends[ended] - stretch.ends[stretch.told]
         stretch.seen = stretch.told = ended
-        done = len(times)
         for step in executor.steps:
-            step.step_id += done
-            step.rows = [(slot, key, position + done) for slot, key, position in step.rows]
-            work = step.work
-            step.work = StepWork(0, work.decode_rows, 0, work.decode_context + done * len(step.rows))
+            step.go_on(len(times))
 
     # Arrivals.
 

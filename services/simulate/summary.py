@@ -4,10 +4,11 @@ Pure. Rates count what ended within the window of arrivals: what drains after th
 load. Percentiles are nearest rank, over requests with a first token (for time per token: with two).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.simulate.records import NEVER, Outcome, Records, Run
+from services.simulate.service import Balance, balance
 
 WARM_UP = 0.1  # share of a closed loop's time in which it is not measured: it begins with everybody at once
 
@@ -38,6 +39,7 @@ class TenantSummary:
     served: int
     ttft: Spread
     service: int  # uncached prompt tokens + 2 x output tokens, of what ended within the window
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,20 @@ class Summary:
     utilization: float  # share of the executors' time that steps took, over the whole run
     tokens_per_step: float
     tenants: tuple[TenantSummary, ...]
+    balance: Balance  # of weighted service between backlogged tenants
 
 
-def summarize(name: str, run: Run, objectives: Objectives, request_ns: int = 0, *, closed: bool = False) -> Summary:
-    """request_ns: what users wait besides (CostModel.request_ns)."""
+def summarize(
+    name: str,
+    run: Run,
+    objectives: Objectives,
+    request_ns: int = 0,
+    *,
+    closed: bool = False,
+    weights: Mapping[str, float] | None = None,
+) -> Summary:
+    """request_ns: what users wait besides (CostModel.request_ns). weights: of tenants; who is not there has 1."""
+    weights = {} if weights is None else weights
     records = run.records
     begin, end = window(run, closed=closed)
     seconds = max(end - begin, 1) / 1e9
@@ -78,7 +90,10 @@ def summarize(name: str, run: Run, objectives: Objectives, request_ns: int = 0, 
     complete = [n for n in inside if outcomes[n] == Outcome.SERVED]
     good = sum(1 for n in complete if _keeps(records, n, objectives, request_ns))
     prompt = sum(records.prompt[n] for n in range(len(records)) if records.delivered[n])
-    tenants = tuple(_tenant(records, tenant, index, inside, request_ns) for tenant, index in records.tenants.items())
+    tenants = tuple(
+        _tenant(records, tenant, index, inside, request_ns, weights.get(tenant, 1.0))
+        for tenant, index in records.tenants.items()
+    )
     points = [point for point in run.timeline if begin <= point.at_ns <= end]
     return Summary(
         name=name,
@@ -98,13 +113,14 @@ def summarize(name: str, run: Run, objectives: Objectives, request_ns: int = 0, 
         preemptions=run.preemptions,
         recomputed_tokens=sum(records.recomputed),
         hit_ratio=sum(records.cached) / prompt if prompt else 0.0,
-        fairness=jain([tenant.service for tenant in tenants]),
+        fairness=jain([tenant.service / tenant.weight for tenant in tenants]),
         mean_waiting=_mean(point.waiting for point in points),
         peak_waiting=run.peak_waiting,
         mean_running=_mean(point.running for point in points),
         utilization=sum(run.busy_ns) / (len(run.busy_ns) * run.end_ns) if run.end_ns else 0.0,
         tokens_per_step=run.step_tokens / run.steps if run.steps else 0.0,
         tenants=tenants,
+        balance=balance(run.served, weights),
     )
 
 
@@ -173,7 +189,9 @@ def _keeps(records: Records, number: int, objectives: Objectives, request_ns: in
     return kept
 
 
-def _tenant(records: Records, name: str, index: int, inside: Sequence[int], request_ns: int) -> TenantSummary:
+def _tenant(
+    records: Records, name: str, index: int, inside: Sequence[int], request_ns: int, weight: float
+) -> TenantSummary:
     mine = [number for number, tenant in enumerate(records.tenant) if tenant == index]
     return TenantSummary(
         name,
@@ -185,6 +203,7 @@ def _tenant(records: Records, name: str, index: int, inside: Sequence[int], requ
             for n in inside
             if records.tenant[n] == index
         ),
+        weight,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from services.simulate.service import BIN_NS, WINDOW_BINS, Balance
 from services.simulate.summary import Spread, Summary
 
 
@@ -57,14 +58,24 @@ def text_table(summaries: Sequence[Summary]) -> str:
 
 
 def tenants_table(summaries: Sequence[Summary]) -> str:
-    """One row a run and tenant."""
-    rows = [["run", "tenant", "requests", "served", "TTFT ms", "service"]]
+    """One row a run and tenant, then how far apart backlogged tenants were."""
+    rows = [["run", "tenant", "weight", "requests", "served", "TTFT ms", "service"]]
     rows += [
-        [s.name, t.name, f"{t.requests:,}", f"{t.served:,}", _three(t.ttft), f"{t.service:,}"]
+        [s.name, t.name, f"{t.weight:g}", f"{t.requests:,}", f"{t.served:,}", _three(t.ttft), f"{t.service:,}"]
         for s in summaries
         for t in s.tenants
     ]
-    return aligned(rows)
+    return "\n".join([aligned(rows), *(f"{s.name}: {balance_line(s.balance)}" for s in summaries)])
+
+
+def balance_line(balance: Balance) -> str:
+    span = f"{WINDOW_BINS * BIN_NS / 1e9:g} s"
+    if balance.worst is None:
+        return f"in no window of {span} two tenants were backlogged all the time"
+    return (
+        f"weighted service of backlogged tenants is within {100 * balance.worst:.1f} % of each other in each of "
+        f"{balance.windows:,} windows of {span}, furthest apart at {balance.worst_at_ns / 1e9:,.0f} s"
+    )
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

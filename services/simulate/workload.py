@@ -12,7 +12,7 @@ from typing import Final
 from services.scheduler.core.calls import Limits
 from services.simulate.fleet import Fleet
 from services.simulate.load import LoadError, Request
-from services.simulate.scenario import UNBOUNDED, Scenario
+from services.simulate.scenario import UNBOUNDED
 from services.simulate.simulation import Simulation
 from services.simulate.summary import Objectives, summarize
 
@@ -42,41 +42,25 @@ def rate_of(requests: list[Request]) -> float:
     return len(requests) / (span / 1e9) if span else float(len(requests))
 
 
-class Saturation:
-    """Requests a second at which a fleet saturates under fcfs, each fleet measured once.
-
-    From a closed loop with twice as many clients as slots, over the start of the load. No queue limit, no time
-    limits: what is measured is the capacity. told: of each rate measured.
-    """
-
-    def __init__(self, workload: Workload, told: Callable[[float], None]) -> None:
-        self._workload = workload
-        self._told = told
-        self._rates: list[tuple[Fleet, float]] = []
-
-    def of(self, fleet: Fleet) -> float:
-        core = dataclasses.replace(
-            fleet.core, policy="fcfs", max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED
-        )
-        fleet = dataclasses.replace(fleet, core=core, limits=Limits())
-        known = next((rate for other, rate in self._rates if other == fleet), None)
-        if known is not None:
-            return known
-        clients = 2 * fleet.executors * fleet.lane.max_sequences
-        requests = islice(self._workload.requests(), max(SATURATION_REQUESTS, 4 * clients))
-        run = Simulation(fleet, clients=clients).run(requests)
-        rate = summarize("saturation", run, Objectives(), closed=True).requests_per_s
-        if not rate:
-            raise LoadError("nothing of the load was served: its saturation can't be measured")
-        self._rates.append((fleet, rate))
-        self._told(rate)
-        return rate
+def saturating(fleet: Fleet) -> Fleet:
+    """The fleet whose saturation is meant by a share of it: under fcfs, without limits of queue or time."""
+    core = dataclasses.replace(fleet.core, policy="fcfs", max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
+    return dataclasses.replace(fleet, core=core, limits=Limits())
 
 
-def scale_of(scenario: Scenario, workload: Workload, saturation: Saturation) -> float:
-    """By what a scenario divides the load's times."""
-    if scenario.load is None:
-        return scenario.rate_scale
-    if not 0 < scenario.load < 1000:
-        raise LoadError(f"load is {scenario.load}; a share of the saturation rate is needed, like 0.8")
-    return scenario.load * saturation.of(scenario.fleet) / workload.rate
+def saturation_rate(fleet: Fleet, workload: Workload) -> float:
+    """Requests a second at which a fleet saturates under fcfs: what it serves in a closed loop with twice as many
+    clients as slots, over the start of the load. Raises LoadError."""
+    clients = 2 * fleet.executors * fleet.lane.max_sequences
+    requests = islice(workload.requests(), max(SATURATION_REQUESTS, 4 * clients))
+    run = Simulation(saturating(fleet), clients=clients).run(requests)
+    rate = summarize("saturation", run, Objectives(), closed=True).requests_per_s
+    if not rate:
+        raise LoadError("nothing of the load was served: its saturation can't be measured")
+    return rate
+
+
+def check_share(load: float) -> None:
+    """Raises LoadError."""
+    if not 0 < load < 1000:
+        raise LoadError(f"load is {load}; a share of the saturation rate is needed, like 0.8")

@@ -91,8 +91,8 @@ def test_skipping_gives_exactly_what_stepping_gives(
         between_tokens_ns=None if between_ms is None else between_ms * 1_000_000,
     )
     made = fleet(policy, blocks=blocks, slots=slots, executors=executors, depth=depth, limits=limits, told=told)
-    skipped = Simulation(made, clients=clients).run(load)
-    assert skipped == Simulation(made, skipping=False, clients=clients).run(load)
+    skipped = Simulation(made, clients=clients, by_tenant=True).run(load)
+    assert skipped == Simulation(made, skipping=False, clients=clients, by_tenant=True).run(load)
     every_request_ended_once(skipped, load)
 
 
@@ -127,7 +127,8 @@ def test_skipping_gives_what_stepping_gives_on_a_busy_fleet(policy: str, executo
     limits = Limits(total_ns=400_000_000, between_tokens_ns=30_000_000)
     for told in (Told.EXACT, Told.NONE):
         made = fleet(policy, blocks=50, slots=5, executors=executors, limits=limits, told=told)
-        assert Simulation(made).run(load) == Simulation(made, skipping=False).run(load)
+        skipped = Simulation(made, by_tenant=True).run(load)
+        assert skipped == Simulation(made, skipping=False, by_tenant=True).run(load)
 
 
 def test_a_skip_leaves_the_core_as_so_many_calls_do() -> None:
@@ -162,7 +163,9 @@ def test_a_skip_leaves_the_core_as_so_many_calls_do() -> None:
     for at in times:
         stepped.apply("lane", outcome(plans.pop(0)), at)
         plans.append(step(stepped, at))
-    assert skipped.skip("lane", times) == ["0", "1", "2"]
+    skipped.glance("lane", times[:4], 0)
+    skipped.glance("lane", times[:7], 4)
+    assert skipped.skip("lane", times, 7) == ["0", "1", "2"]
     assert inside(skipped) == inside(stepped)
     skipped.check()
 
