@@ -10,9 +10,16 @@ from services.simulate.summary import Spread, Summary
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """unit: of the numbers, where the title does not say."""
+
     title: str
+    unit: str
     cell: Callable[[Summary], str]
     meaning: str
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} {self.unit}".strip()
 
 
 def number(value: float | None) -> str:
@@ -26,42 +33,43 @@ def number(value: float | None) -> str:
 
 
 def _three(spread: Spread) -> str:
-    return " / ".join(number(value) for value in (spread.p50, spread.p95, spread.p99))
+    return " / ".join(number(value) for value in (spread.p50, spread.p90, spread.p99))
 
 
 COLUMNS: Final = (
-    Column("run", lambda s: s.name, "policy, and what was varied"),
-    Column("served", lambda s: f"{s.served:,}", "requests served to their end"),
+    Column("run", "", lambda s: s.name, "policy, and what was varied"),
+    Column("served", "", lambda s: f"{s.served:,}", "requests served to their end"),
     Column(
         "not served",
+        "",
         lambda s: f"{s.requests - s.served:,}",
         "refused at a full queue, never fitting, out of time before or after the first token",
     ),
-    Column("TTFT ms", lambda s: _three(s.ttft), "time to the first token, P50 / P95 / P99"),
-    Column("per token ms", lambda s: _three(s.tpot), "time per output token after the first, P50 / P95 / P99"),
-    Column("end to end s", lambda s: _three(_seconds(s.e2e)), "P50 / P95 / P99 of what was served to its end"),
-    Column("goodput/s", lambda s: number(s.goodput_per_s), "requests a second that kept all objectives"),
-    Column("req/s", lambda s: number(s.requests_per_s), "served within the window of arrivals"),
-    Column("out tok/s", lambda s: number(s.output_tokens_per_s), "output tokens a second, likewise"),
-    Column("tok/step", lambda s: number(s.tokens_per_step), "positions computed in a step"),
-    Column("preempted", lambda s: f"{s.preemptions:,}", "times that a request had to make room"),
-    Column("cached %", lambda s: f"{100 * s.hit_ratio:.1f}", "prompt tokens found in the prefix cache"),
-    Column("Jain", lambda s: f"{s.fairness:.3f}", "fairness of service between tenants, 1 is equal"),
-    Column("queue", lambda s: f"{number(s.mean_waiting)} / {s.peak_waiting:,}", "waiting requests: mean / most"),
-    Column("busy %", lambda s: f"{100 * s.utilization:.0f}", "of the executors' time"),
+    Column("TTFT", "s", lambda s: of_seconds(s.ttft), "time to the first token, P50 / P90 / P99"),
+    Column("per token", "ms", lambda s: _three(s.tpot), "time per output token after the first, P50 / P90 / P99"),
+    Column("end to end", "s", lambda s: of_seconds(s.e2e), "P50 / P90 / P99 of what was served to its end"),
+    Column("goodput", "/s", lambda s: number(s.goodput_per_s), "requests a second that kept all objectives"),
+    Column("requests", "/s", lambda s: number(s.requests_per_s), "served within the window of arrivals"),
+    Column("output", "tok/s", lambda s: number(s.output_tokens_per_s), "output tokens a second, likewise"),
+    Column("step", "tok", lambda s: number(s.tokens_per_step), "positions computed in a step"),
+    Column("preempted", "", lambda s: f"{s.preemptions:,}", "times that a request had to make room"),
+    Column("cached", "%", lambda s: f"{100 * s.hit_ratio:.1f}", "prompt tokens found in the prefix cache"),
+    Column("Jain", "", lambda s: f"{s.fairness:.3f}", "fairness of service between tenants, 1 is equal"),
+    Column("queue", "", lambda s: f"{number(s.mean_waiting)} / {s.peak_waiting:,}", "waiting requests: mean / most"),
+    Column("busy", "%", lambda s: f"{100 * s.utilization:.0f}", "of the executors' time"),
 )
 
 
 def text_table(summaries: Sequence[Summary]) -> str:
-    rows = [[column.title for column in COLUMNS], *([column.cell(s) for column in COLUMNS] for s in summaries)]
+    rows = [[column.heading for column in COLUMNS], *([column.cell(s) for column in COLUMNS] for s in summaries)]
     return aligned(rows)
 
 
 def tenants_table(summaries: Sequence[Summary]) -> str:
     """One row a run and tenant, then how far apart backlogged tenants were."""
-    rows = [["run", "tenant", "weight", "requests", "served", "TTFT ms", "service"]]
+    rows = [["run", "tenant", "weight", "requests", "served", "TTFT s", "service"]]
     rows += [
-        [s.name, t.name, f"{t.weight:g}", f"{t.requests:,}", f"{t.served:,}", _three(t.ttft), f"{t.service:,}"]
+        [s.name, t.name, f"{t.weight:g}", f"{t.requests:,}", f"{t.served:,}", of_seconds(t.ttft), f"{t.service:,}"]
         for s in summaries
         for t in s.tenants
     ]
@@ -93,6 +101,7 @@ def _numbered(row: Sequence[str], widths: Sequence[int]) -> enumerate[tuple[str,
     return enumerate(zip(row, widths, strict=True))
 
 
-def _seconds(spread: Spread) -> Spread:
-    values = (spread.p50, spread.p90, spread.p95, spread.p99)
-    return Spread(*(None if value is None else value / 1000 for value in values))
+def of_seconds(spread: Spread) -> str:
+    """Of a spread in ms."""
+    values = (spread.p50, spread.p90, spread.p99)
+    return " / ".join(number(None if value is None else value / 1000) for value in values)

@@ -172,17 +172,34 @@ def test_png(tmp_path: Path) -> None:
 def test_ticks_surround_the_values() -> None:
     assert linear_ticks(0, 97) == [0, 20, 40, 60, 80, 100]
     assert linear_ticks(0, 0) == [0, 0.2] or linear_ticks(0, 0)[-1] > 0
-    assert log_ticks(3, 450) == [1, 10, 100, 1000]
-    assert log_ticks(10, 10) == [10, 100]
+    assert log_ticks(3, 450) == [2, 5, 10, 20, 50, 100, 200, 500]
+    assert log_ticks(10, 10) == [10, 20]
+    assert log_ticks(0.03, 4000) == [0.02, 0.1, 1, 10, 100, 1000, 5000]
+    assert log_ticks(1, 1e9) == [10.0**power for power in range(10)]
 
 
 def test_a_drawn_chart_stays_in_its_box() -> None:
     lines = tuple(Line(f"line {n}", ((0.5, 0), (700, n))) for n in range(12))
     drawn = draw(Chart("x", "X < Y", "ms", "%", lines, log_x=True))
     for x, y in re.findall(r"([\d.]+),([\d.]+)", " ".join(re.findall(r'points="([^"]*)"', drawn))):
-        assert 64 <= float(x) <= 624
-        assert 34 <= float(y) <= 314
+        assert 56 <= float(x) <= 616
+        assert 50 <= float(y) <= 314
     assert "X &lt; Y" in drawn
+
+
+def test_lines_that_hide_each_other_are_one() -> None:
+    same = ((1.0, 2.0), (3.0, 4.0))
+    drawn = draw(Chart("x", "T", "ms", "%", (Line("a", same), Line("b", ((1.0, 1.0),)), Line("c", same))))
+    assert drawn.count("<polyline") == 2
+    assert ">a = c</text>" in drawn
+
+
+def test_a_legend_takes_as_many_rows_as_its_names_need() -> None:
+    names = [f"policy max_queued_requests={number}" for number in range(8)]
+    drawn = draw(Chart("x", "T", "ms", "%", tuple(Line(name, ((1.0, float(at)),)) for at, name in enumerate(names))))
+    ends = [float(x) + 6.6 * len(name) for x, name in re.findall(r'<text x="([\d.]+)" y="\d+">(policy[^<]*)<', drawn)]
+    assert len(ends) == 8
+    assert max(ends) <= 640
 
 
 def test_the_fit_finds_the_model_that_made_the_measurements() -> None:
