@@ -1,8 +1,8 @@
 """What tenants were given while they were backlogged: the measure of a fair scheduler.
 
-Service is counted as the policy fair counts it (core/policies/fair.py): uncached prompt tokens at the first admission,
-twice the output tokens as they are drawn, over the tenant's weight. Two tenants can be compared over a window in
-which both have somebody waiting all the time; who wants less than its share is given less. Pure.
+Service is counted as the policy fair counts it (core/policies/fair.py): uncached prompt tokens when a step with them is
+planned, twice the output tokens when they are drawn, over the tenant's weight. Two tenants can be compared over a
+window in which both have somebody waiting all the time; who wants less than its share is given less. Pure.
 """
 
 from bisect import bisect_left

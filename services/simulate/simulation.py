@@ -19,6 +19,7 @@ from services.scheduler.core.calls import (
     Finished,
     InvalidSubmission,
     Phase,
+    Plan,
     Preempted,
     SequenceKey,
     StepOutcome,
@@ -185,6 +186,8 @@ class Simulation:
             return
         while len(executor.steps) < self._depth and (plan := self._core.plan(executor.lane, now)) is not None:
             executor.steps.append(step_of(plan))
+            if self._service is not None:
+                self._charge(self._service, plan, now)
             self._carry_out(plan.preempted, now)
             self._carry_out(plan.admitted, now)
             if len(executor.steps) == 1:
@@ -207,9 +210,6 @@ class Simulation:
                         self._service.drawn(live.tenant, (now,))
                 case Admitted():
                     self._moved(live, now, waiting=-1, running=1)
-                    if self._service is not None and not live.charged:
-                        live.charged = True
-                        self._service.prompt(live.tenant, now, live.prompt_len - emission.cached_tokens)
                 case Preempted() | Displaced():
                     self._tell_accounts()
                     self._moved(live, now, waiting=1, running=-1)
@@ -220,6 +220,15 @@ class Simulation:
                     self._moved(live, now, waiting=-queued, running=queued - 1)
                     if self._clients is not None:
                         self._await_next(now)
+
+    def _charge(self, service: Service, plan: Plan, now: int) -> None:
+        """What is computed of prompts, once: not what is computed again after a preemption."""
+        for piece in plan.slices:
+            live = self._live.get(piece.key)
+            if live is not None and piece.start < live.prompt_len:
+                end = min(piece.start + piece.count, live.prompt_len)
+                service.prompt(live.tenant, now, max(0, end - max(piece.start, live.reached)))
+                live.reached = max(live.reached, end)
 
     def _moved(self, live: Live, now: int, waiting: int = 0, running: int = 0) -> None:
         if self._service is not None and waiting:

@@ -20,7 +20,7 @@ class Live:
     output_len: int
     told: bool  # max_tokens ends it, not a stop id
     tenant: str
-    charged: bool = False  # its prompt counts as service of its tenant
+    reached: int = 0  # prompt tokens up to here were counted as service of its tenant
 
     def draws_left(self, row: Row) -> int:
         """Steps, the one of `row` first, whose draw is not its last."""
