@@ -3,7 +3,7 @@
 Starts a chain, fits a cost model to it, measures its capacity from a closed loop, then replays the Azure conversation
 trace (lengths / 4) at 60 % of that capacity; and simulates both with the same settings. What is compared: requests a
 second of the closed loop, and the medians of the time to the first token and of the time per token, each the median
-of the rounds. The machine should have nothing else to do.
+of the rounds. The machine should have nothing else to do. Takes at most 15 minutes.
 """
 
 import argparse
@@ -42,6 +42,7 @@ LOAD: Final = 0.6
 CLIENTS: Final = 16
 WARM_UP: Final = 0.1  # of the closed loop's requests
 READY_S: Final = 300.0
+ROUND_S: Final = 180.0  # of a round of the replay: on a slow machine it has fewer requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Compares the simulator with the real chain.")
     parser.add_argument("trace", type=Path, help="azure_conv_2023.csv")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="name or GGUF file")
-    parser.add_argument("--requests", type=int, default=200, help="of the replay; default 200")
+    parser.add_argument("--requests", type=int, default=200, help="of a round of the replay, at most; default 200")
     parser.add_argument("--closed", type=int, default=100, help="requests of the closed loop; default 100")
     parser.add_argument("--rounds", type=int, default=3, help="of the replay; default 3")
     parser.add_argument("--cost", help="a preset or a JSON file, instead of calibrating")
@@ -96,8 +97,9 @@ async def _compare(trace: list[Request], chosen: argparse.Namespace) -> tuple[li
             capacity = await _closed_loop(client, closed, vocabulary)
             _tell(f"capacity: {capacity:.3f} requests/s")
             rounds = []
+            count = min(chosen.requests, max(2, int(LOAD * capacity * ROUND_S)))
             for number in range(chosen.rounds):
-                load = _slice(trace, number, chosen.requests, LOAD * capacity)
+                load = _slice(trace, number, count, LOAD * capacity)
                 rounds.append((load, await _replay(client, load, vocabulary)))
                 _tell(
                     f"round {number + 1}: TTFT {_ttft(rounds[-1][1]):.1f} ms, per token {_tpot(rounds[-1][1]):.1f} ms"

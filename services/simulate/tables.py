@@ -46,7 +46,9 @@ COLUMNS: Final = (
         "refused at a full queue, never fitting, out of time before or after the first token",
     ),
     Column("TTFT", "s P50/90/99", lambda s: of_seconds(s.ttft), "time to the first token, P50 / P90 / P99"),
-    Column("per token", "ms P50/90/99", lambda s: _three(s.tpot), "time per output token after the first, P50 / P90 / P99"),
+    Column(
+        "per token", "ms P50/90/99", lambda s: _three(s.tpot), "time per output token after the first, P50 / P90 / P99"
+    ),
     Column("end to end", "s P50/90/99", lambda s: of_seconds(s.e2e), "P50 / P90 / P99 of what was served to its end"),
     Column("goodput", "/s", lambda s: number(s.goodput_per_s), "requests a second that kept all objectives"),
     Column("requests", "/s", lambda s: number(s.requests_per_s), "served within the window of arrivals"),

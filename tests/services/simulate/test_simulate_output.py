@@ -232,3 +232,29 @@ def test_a_fit_never_goes_below_zero() -> None:
 def test_a_fit_over_too_little_is_refused() -> None:
     with pytest.raises(CalibrationError, match="don't tell the costs apart"):
         fit([prompt_probe(16, 1e7), prompt_probe(16, 1e7)])
+
+
+def test_runs_in_processes_of_their_own_give_the_same(tmp_path: Path) -> None:
+    found = []
+    for jobs in ("1", "2"):
+        lines = tmp_path / f"{jobs}.json"
+        argv = [*SMALL, "--policies", "fcfs,shortest", "--set", "load=0.7", "--jobs", jobs, "--json", str(lines)]
+        assert main(argv) == 0
+        found.append(lines.read_text())
+    assert found[0] == found[1]
+
+
+def test_a_trace_with_blocks_is_replayed_on_a_large_accelerator_at_a_share_of_its_capacity(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    lines = [
+        {"timestamp": 40 * n, "input_length": 700 + n, "output_length": 9, "hash_ids": [n % 3, 100 + n]}
+        for n in range(40)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    told = tmp_path / "out.json"
+    assert main(["--trace", str(trace), "--json", str(told), "--html", str(tmp_path / "out.html")]) == 0
+    assert "960 blocks of 512 tokens" in (tmp_path / "out.html").read_text()
+    as_recorded = pytest.approx(40 / 1.56, rel=0.1)
+    assert json.loads(told.read_text())["requests_per_s"] != as_recorded
+    assert main(["--trace", str(trace), "--set", "rate-scale=1", "--json", str(told)]) == 0
+    assert json.loads(told.read_text())["requests_per_s"] == as_recorded
