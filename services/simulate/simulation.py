@@ -61,7 +61,9 @@ class Simulation:
         self._hungry = list(range(fleet.executors))  # numbers of those that are, ascending
         self._events: list[tuple[int, int, int]] = []
         self._at = (0, _STEP_DONE, 0)  # the event that is looked at
-        self._sleeping: dict[int, None] = {}  # executors in a stretch that the clock does not visit before its end
+        # Executors in a stretch that the clock visits at its end only: those that others can join, and full ones.
+        self._joinable: dict[int, None] = {}
+        self._full: dict[int, None] = {}
         self._source: Iterator[Request] = iter(())
         self._next: Request | None = None
         self._live: dict[SequenceKey, Live] = {}
@@ -89,7 +91,7 @@ class Simulation:
                 self._arrive(now)
             else:
                 self._expire(now)
-            if self._waiting and self._sleeping:
+            if self._waiting:
                 self._rouse()
         if self._live:
             raise RuntimeError(f"{len(self._live)} requests never ended; first: {next(iter(self._live))}")
@@ -274,7 +276,7 @@ class Simulation:
         )
         if stretch.steps >= _WORTH_SKIPPING:
             executor.stretch = stretch
-            self._sleeping[index] = None
+            self._sleep(index, stretch)
             heappush(self._events, (stretch.over_at, _STEP_DONE, index))
 
     def _interrupts(self, stretch: Stretch, index: int, now: int) -> bool:
@@ -286,22 +288,25 @@ class Simulation:
             self._leave_stretch(index, stretch)
             return True
         stretch.peek = None
-        self._sleeping[index] = None
+        self._sleep(index, stretch)
         if self._waiting:  # others may have room, and every event wakes them
             self._after(now)
         return False
 
     def _rouse(self) -> None:
         """Somebody waits: whoever could do something about it at its next step is visited then."""
-        for index in tuple(self._sleeping):
-            stretch = self._executors[index].stretch
-            if stretch is None:
-                raise RuntimeError(f"executor {index} sleeps, and is in no stretch")
-            if stretch.joinable or self._hungry:
-                del self._sleeping[index]
+        for sleeping in (self._joinable, self._full) if self._hungry else (self._joinable,):
+            for index in sleeping:
+                stretch = self._executors[index].stretch
+                if stretch is None:
+                    raise RuntimeError(f"executor {index} sleeps, and is in no stretch")
                 stretch.peek = stretch.ends[self._ended(stretch, index)]
                 if stretch.peek < stretch.over_at:
                     heappush(self._events, (stretch.peek, _STEP_DONE, index))
+            sleeping.clear()
+
+    def _sleep(self, index: int, stretch: Stretch) -> None:
+        (self._joinable if stretch.joinable else self._full)[index] = None
 
     def _tell_accounts(self) -> None:
         """Before somebody new waits, where it counts who was given how much."""
@@ -319,7 +324,8 @@ class Simulation:
     def _leave_stretch(self, index: int, stretch: Stretch) -> None:
         executor = self._executors[index]
         executor.stretch, executor.ends_at = None, stretch.ends[stretch.told]
-        self._sleeping.pop(index, None)
+        self._joinable.pop(index, None)
+        self._full.pop(index, None)
 
     def _ended(self, stretch: Stretch, index: int) -> int:
         """Steps gone over by now: the clock takes those of one time by the executors' number."""
