@@ -37,6 +37,7 @@ from services.stack import Stack, StackOptions
 LANE: Final = LaneSpec(block_size=16, total_blocks=1400, max_batched_tokens=512, max_sequences=32, max_model_len=8192)
 CORE: Final = CoreConfig(watermark=0.01, max_queued_requests=1024, max_queued_tokens=1_000_000)
 EXECUTOR: Final = ("--total-blocks", "1400", "--max-batched-tokens", "512", "--max-sequences", "32")
+SCHEDULER: Final = ("--queue-limit-s", "600", "--first-token-limit-s", "600")  # the simulated one has no limits
 DIVISOR: Final = 4
 LOAD: Final = 0.6
 CLIENTS: Final = 16
@@ -86,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _compare(trace: list[Request], chosen: argparse.Namespace) -> tuple[list[Compared], CostModel]:
-    options = StackOptions(chosen.model, log_level="error", executor=EXECUTOR)
+    options = StackOptions(chosen.model, log_level="error", scheduler=SCHEDULER, executor=EXECUTOR)
     async with Stack(options, os.environ) as stack:
         await stack.ready(READY_S)
         cost = read_cost(chosen.cost) if chosen.cost else await calibrate(stack.target, _tell)
