@@ -28,6 +28,7 @@ from services.scheduler.core.calls import (
     Tokens,
 )
 from services.scheduler.core.cost import CostEstimate
+from services.scheduler.core.lane import Lane
 from services.simulate.fleet import Fleet, FleetError
 from services.simulate.load import Request
 from services.simulate.records import NEVER, Outcome, Records, Run, Timeline
@@ -54,7 +55,7 @@ class Simulation:
         self._fleet = fleet
         self._skipping = skipping
         self._clients = clients
-        self._core = SkippingCore(fleet.core, lambda lane: self._glance(int(lane)))
+        self._core = SkippingCore(fleet.core, self._glance)
         self._estimate = self._cost_estimate()
         self._depth = fleet.core.steps_in_flight
         self._executors = [Executor(f"{index:06d}", cost) for index, cost in enumerate(fleet.costs())]
@@ -332,13 +333,14 @@ class Simulation:
         now, kind, at = self._at
         return stretch.ended(now, also_now=kind != _STEP_DONE or index <= at)
 
-    def _glance(self, index: int) -> None:
-        """Another lane's choice depends on how this one does."""
-        executor = self._executors[index]
-        stretch = executor.stretch
-        if stretch is not None and (ended := self._ended(stretch, index)) > stretch.seen:
-            self._core.glance(executor.lane, stretch.ends[stretch.told : ended], stretch.seen - stretch.told)
-            stretch.seen = ended
+    def _glance(self, lanes: Iterable[Lane]) -> None:
+        """Another lane's choice depends on how these do."""
+        for lane in lanes:
+            index = int(lane.id)
+            stretch = self._executors[index].stretch
+            if stretch is not None and (ended := self._ended(stretch, index)) > stretch.seen:
+                self._core.glance(lane.id, stretch.ends[stretch.told : ended], stretch.seen - stretch.told)
+                stretch.seen = ended
 
     def _tell(self, index: int, ended: int) -> None:
         """The core learns of so many steps gone over."""

@@ -39,14 +39,13 @@ class Quiet:
 class _LookingBinding(Binding):
     """Says which lanes are about to be looked at, so that what they went over can be told first."""
 
-    def __init__(self, look: Callable[[LaneId], None]) -> None:
+    def __init__(self, look: Callable[[list[Lane]], None]) -> None:
         super().__init__()
         self._look = look
 
     def others(self, lane: Lane, lanes: Mapping[LaneId, Lane]) -> list[Lane]:
         made = super().others(lane, lanes)
-        for other in made:
-            self._look(other.id)
+        self._look(made)
         return made
 
     def replay(self, lane: LaneId, rows: int, times: Series[int]) -> None:
@@ -61,9 +60,9 @@ class _LookingBinding(Binding):
 
 
 class SkippingCore(SchedulerCore):
-    """look: called with a lane before another one's plan depends on its state; `glance` may be called then."""
+    """look: called with lanes before another one's plan depends on their state; `glance` may be called then."""
 
-    def __init__(self, config: CoreConfig, look: Callable[[LaneId], None]) -> None:
+    def __init__(self, config: CoreConfig, look: Callable[[list[Lane]], None]) -> None:
         super().__init__(config)
         self._binding: _LookingBinding = _LookingBinding(look)
         self._distinct: list[LaneSpec] = []

@@ -40,7 +40,7 @@ class Stretch:
     def ended(self, now: int, *, also_now: bool) -> int:
         """Steps gone over that ended before `now`; also_now: or at it."""
         find = bisect_right if also_now else bisect_left
-        return min(find(self.ends, now, lo=self.told), self.steps)
+        return find(self.ends, now, self.seen, len(self.ends) - 1)
 
 
 def stretch_of(
