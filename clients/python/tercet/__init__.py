@@ -3,7 +3,7 @@
 import tercet
 
 with tercet.Client("localhost:50051") as client:
-    for delta in client.chat([{"role": "user", "content": "What is the capital of France?"}], temperature=0):
+    for delta in client.chat([{"role": "user", "content": "Who are you?"}], temperature=0):
         print(delta.text, end="", flush=True)
 """
 
