@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -240,6 +241,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--for-s", type=float, default=math.inf, help="begin no measurement after so many seconds")
     parser.add_argument("--state", type=Path, default=Path("against_peers.json"), help="default against_peers.json")
     parser.add_argument("--fresh", action="store_true", help="begin anew where there is a state already")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="that the table is written into")
@@ -261,7 +263,8 @@ def main(argv: Sequence[str]) -> int:
     logs = chosen.state.with_suffix(".logs")
     logs.mkdir(exist_ok=True)
     bench = Bench(chosen.peers.resolve(), text, chosen.model, chosen.backend, logs)
-    failures = measure(bench, planned(parts, chosen.rounds), state, chosen.state)
+    until = time.monotonic() + chosen.for_s
+    failures = measure(bench, planned(parts, chosen.rounds), state, chosen.state, until)
     shown = report(state, f"python benchmarks/against_peers.py --only {','.join(parts)} --rounds {chosen.rounds}")
     print(shown)
     if not chosen.no_document and state.figures:
@@ -270,14 +273,17 @@ def main(argv: Sequence[str]) -> int:
     return 1 if failures else 0
 
 
-def measure(bench: Bench, todo: Iterator[tuple[int, str, str]], state: State, path: Path) -> int:
-    """How many failed: they are told, and measured at the next run."""
+def measure(bench: Bench, todo: Iterator[tuple[int, str, str]], state: State, path: Path, until: float) -> int:
+    """How many failed: they are told, and measured at the next run. none begins after `until` (monotonic clock)."""
     failures = 0
     for number, part, who in todo:
         key = f"{number}/{part}/{who}"
         if key in state.done:
             continue
         began = time.monotonic()
+        if began > until:
+            print(f"{key} and what comes after it are left for the next run", file=sys.stderr, flush=True)
+            break
         try:
             found = bench.measure(part, who)
         except MeasurementFailed as error:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -93,11 +94,13 @@ def test_what_is_measured_is_kept_and_what_failed_is_measured_again(tool: Any, t
             return [(who, "tokens/s x1", 10.0)]
 
     settings = {"model": "m", "backend": "cpu"}
-    assert tool.measure(Bench(), tool.planned(("served",), 1), tool.read_state(path, settings), path) == 1
+    assert tool.measure(Bench(), tool.planned(("served",), 1), tool.read_state(path, settings), path, math.inf) == 1
     assert asked == ["tercet", "llama-q8", "llama-q40", "vllm"]
+    assert tool.measure(Bench(), tool.planned(("served",), 1), tool.read_state(path, settings), path, -math.inf) == 0
+    assert len(asked) == 4, "measured though its time was over"
     broken.clear()
     state = tool.read_state(path, settings)
-    assert tool.measure(Bench(), tool.planned(("served",), 1), state, path) == 0
+    assert tool.measure(Bench(), tool.planned(("served",), 1), state, path, math.inf) == 0
     assert asked[4:] == ["vllm"]
     assert len(tool.read_state(path, settings).figures) == 4
     with pytest.raises(SystemExit, match="of another run"):
