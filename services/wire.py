@@ -3,19 +3,16 @@
 Owns the conversion and the check of every field on the way in, before anything is allocated for it. Must not know a
 service, a stream or a queue. Invariant: `x_from_proto(x_to_proto(value)) == value` for every value whose floats are
 representable in 32 bits; what the contract has and this build does not serve is refused by name, never dropped.
+How tokens are drawn is `services.wire_sampling`.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
-
-from google.protobuf.message import Message
 
 from executor.step import (
     NewSequence,
     RowError,
     RowErrorCode,
-    SamplingParams,
     Slice,
     SliceResult,
     Step,
@@ -24,33 +21,8 @@ from executor.step import (
     TokenLogprobs,
 )
 from services.errors import InvalidArgument, ServiceError, Unimplemented
+from services.wire_sampling import FLOATS, MAX_STOP_TOKEN_IDS, has, sampling_from_proto, sampling_to_proto
 from tercet.v1 import common_pb2, executor_pb2
-
-MAX_LOGIT_BIAS: Final = 1024
-MAX_STOP_TOKEN_IDS: Final = 64
-MAX_LOGPROBS: Final = 20
-MAX_N: Final = 128
-
-
-@dataclass(frozen=True, slots=True)
-class FloatField:
-    """A number of SamplingParams: its default and the closed range it lies in, or half-open with `above_low`."""
-
-    name: str
-    default: float
-    low: float
-    high: float
-    above_low: bool = False
-
-
-FLOATS: Final = (
-    FloatField("repetition_penalty", 1.0, 0.0, 10.0, above_low=True),
-    FloatField("presence_penalty", 0.0, -2.0, 2.0),
-    FloatField("frequency_penalty", 0.0, -2.0, 2.0),
-    FloatField("temperature", 1.0, 0.0, 100.0),
-    FloatField("top_p", 1.0, 0.0, 1.0, above_low=True),
-    FloatField("min_p", 0.0, 0.0, 1.0),
-)
 
 # What a sequence's first slice must spell out, so that no two builds can disagree about a default.
 _SPELLED_OUT: Final = (*(row.name for row in FLOATS), "min_tokens", "top_k", "seed")
@@ -80,84 +52,6 @@ class StepOrder:
     predicted_ns: int | None = None
     traceparent: str | None = None
     labels: tuple[tuple[int, RequestLabel], ...] = ()
-
-
-# SamplingParams
-
-
-def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
-    """Every field is set, zeros too. `choice` rides in NewSequence."""
-    return common_pb2.SamplingParams(
-        logit_bias=[common_pb2.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias],
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed,
-        logprobs=params.logprobs,
-    )
-
-
-def sampling_from_proto(
-    message: common_pb2.SamplingParams,
-    *,
-    choice: int = 0,
-    vocab_size: int | None = None,
-    max_stop_token_ids: int = MAX_STOP_TOKEN_IDS,
-    field: str = "sampling",
-) -> SamplingParams:
-    """How to draw, absent fields at the contract's defaults.
-
-    The scheduler's own fields (`max_tokens`, `ignore_eos`, whether `seed` is there) are read from the message by
-    whoever owns them; an absent seed gives 0 here. vocab_size: bound of the token ids; None: not known yet.
-    Raises InvalidArgument with `field`.name and the limit; Unimplemented for `grammar`, `prompt_logprobs`, `n` > 1.
-    """
-    _refuse_unserved_sampling(message, field)
-    value = {row.name: _float(message, row, field) for row in FLOATS}
-    _at_most(f"{field}.logit_bias", len(message.logit_bias), MAX_LOGIT_BIAS, ": the number of entries")
-    _at_most(f"{field}.stop_token_ids", len(message.stop_token_ids), max_stop_token_ids, ": the number of entries")
-    for entry in message.logit_bias:
-        _in_range(f"{field}.logit_bias.bias", entry.bias, -100.0, 100.0)
-    biased = [entry.token_id for entry in message.logit_bias]
-    if len(set(biased)) != len(biased):
-        raise InvalidArgument(f"{field}.logit_bias names a token id twice", field=f"{field}.logit_bias")
-    _below_vocabulary(f"{field}.logit_bias.token_id", biased, vocab_size)
-    _below_vocabulary(f"{field}.stop_token_ids", message.stop_token_ids, vocab_size)
-    logprobs = message.logprobs if message.HasField("logprobs") else None
-    if logprobs is not None:
-        _at_most(f"{field}.logprobs", logprobs, MAX_LOGPROBS)
-    return SamplingParams(
-        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
-        repetition_penalty=value["repetition_penalty"],
-        presence_penalty=value["presence_penalty"],
-        frequency_penalty=value["frequency_penalty"],
-        min_tokens=message.min_tokens,
-        stop_token_ids=tuple(message.stop_token_ids),
-        temperature=value["temperature"],
-        top_k=message.top_k,
-        top_p=value["top_p"],
-        min_p=value["min_p"],
-        seed=message.seed,
-        choice=choice,
-        logprobs=logprobs,
-    )
-
-
-def _refuse_unserved_sampling(message: common_pb2.SamplingParams, field: str) -> None:
-    if message.HasField("grammar"):
-        raise _unserved(f"{field}.grammar")
-    if message.HasField("prompt_logprobs"):
-        raise _unserved(f"{field}.prompt_logprobs")
-    if message.HasField("n"):
-        if not 1 <= message.n <= MAX_N:
-            raise InvalidArgument(f"{field}.n is {message.n}; it must be 1 to {MAX_N}", field=f"{field}.n", limit=MAX_N)
-        if message.n > 1:
-            raise Unimplemented(f"{field}.n is {message.n}; this build serves 1", field=f"{field}.n", limit=1)
 
 
 # Step
@@ -245,7 +139,7 @@ def _new_sequence_to_proto(new: NewSequence, label: RequestLabel) -> executor_pb
 
 def _new_sequence_from_proto(message: executor_pb2.NewSequence, field: str) -> NewSequence:
     for name in _SPELLED_OUT:
-        if not _has(message.sampling, name):
+        if not has(message.sampling, name):
             raise InvalidArgument(f"{field}.sampling.{name} is missing", field=f"{field}.sampling.{name}")
     return NewSequence(
         sampling=sampling_from_proto(
@@ -358,35 +252,3 @@ def _timings_from_proto(message: executor_pb2.StepTimings) -> StepTimings:
 
 def _unserved(field: str) -> ServiceError:
     return Unimplemented(f"{field} is not served by this build", field=field)
-
-
-def _has(message: Message, name: str) -> bool:
-    return message.HasField(name)
-
-
-def _float(message: common_pb2.SamplingParams, row: FloatField, field: str) -> float:
-    value: float = getattr(message, row.name) if _has(message, row.name) else row.default
-    _in_range(f"{field}.{row.name}", value, row.low, row.high, above_low=row.above_low)
-    return value
-
-
-def _in_range(field: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
-    # NaN fails every comparison.
-    if not low <= value <= high or (above_low and value == low):
-        bound = f"{'above' if above_low else 'at least'} {low:g} and at most {high:g}"
-        raise InvalidArgument(f"{field} is {value:g}; it must be {bound}", field=field, limit=bound)
-
-
-def _at_most(field: str, value: int, limit: int, what: str = "") -> None:
-    if value > limit:
-        raise InvalidArgument(f"{field}{what} is {value}; the limit is {limit}", field=field, limit=limit)
-
-
-def _below_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int | None) -> None:
-    if vocab_size is None:
-        return
-    for token_id in token_ids:
-        if token_id >= vocab_size:
-            raise InvalidArgument(
-                f"{field} holds {token_id}; the vocabulary has {vocab_size} ids", field=field, limit=vocab_size
-            )

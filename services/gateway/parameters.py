@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from services import wire
+from services import wire_sampling
 from services.callers import PRIORITY_BOUND
 from services.errors import InvalidArgument, Unimplemented
 from services.gateway import fields, messages
@@ -162,8 +162,10 @@ def _max_tokens(draft: Draft, name: str, value: JsonValue) -> None:
 
 def _logit_bias(draft: Draft, name: str, value: JsonValue) -> None:
     entries = fields.mapping(name, value)
-    if len(entries) > wire.MAX_LOGIT_BIAS:
-        raise fields.invalid(name, f"at most {wire.MAX_LOGIT_BIAS} entries", limit=wire.MAX_LOGIT_BIAS)
+    if len(entries) > wire_sampling.MAX_LOGIT_BIAS:
+        raise fields.invalid(
+            name, f"at most {wire_sampling.MAX_LOGIT_BIAS} entries", limit=wire_sampling.MAX_LOGIT_BIAS
+        )
     seen: set[int] = set()
     for key, bias in entries.items():
         if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) <= fields.UINT32_MAX):
@@ -186,7 +188,7 @@ def _stop(draft: Draft, name: str, value: JsonValue) -> None:
 
 
 def _stop_token_ids(draft: Draft, name: str, value: JsonValue) -> None:
-    draft.request.sampling.stop_token_ids.extend(fields.token_ids(name, value, 0, wire.MAX_STOP_TOKEN_IDS))
+    draft.request.sampling.stop_token_ids.extend(fields.token_ids(name, value, 0, wire_sampling.MAX_STOP_TOKEN_IDS))
 
 
 def _ignore_eos(draft: Draft, name: str, value: JsonValue) -> None:
@@ -198,11 +200,11 @@ def _chat_logprobs(draft: Draft, name: str, value: JsonValue) -> None:
 
 
 def _top_logprobs(draft: Draft, name: str, value: JsonValue) -> None:
-    draft.top_logprobs = fields.integer(name, value, 0, wire.MAX_LOGPROBS)
+    draft.top_logprobs = fields.integer(name, value, 0, wire_sampling.MAX_LOGPROBS)
 
 
 def _completion_logprobs(draft: Draft, name: str, value: JsonValue) -> None:
-    draft.top_logprobs = fields.integer(name, value, 0, wire.MAX_LOGPROBS)
+    draft.top_logprobs = fields.integer(name, value, 0, wire_sampling.MAX_LOGPROBS)
     draft.wants_logprobs = True
 
 
@@ -287,7 +289,7 @@ _SHARED: Final[Mapping[str, Parameter]] = {
     "frequency_penalty": _served(_single(-2.0, 2.0)),
     "repetition_penalty": _served(_single(0.0, 10.0, above_low=True)),
     "logit_bias": _served(_logit_bias),
-    "n": _served(_integer(1, wire.MAX_N)),
+    "n": _served(_integer(1, wire_sampling.MAX_N)),
     "stream": _served(_stream),
     "stream_options": _served(_stream_options),
     "priority": _served(_priority),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from executor.step import SamplingParams
-from services import wire
+from services import wire_sampling
 from services.callers import Caller
 from services.errors import Aborted, DeadlineExceeded, InvalidArgument
 from services.hops import keep_margin
@@ -201,7 +201,7 @@ def _max_tokens(
 def _sampling(
     sampling: common_pb2.SamplingParams, model: ServedModel, max_tokens: int | None, draw_seed: Callable[[], int]
 ) -> SamplingParams:
-    params = wire.sampling_from_proto(sampling, vocab_size=model.vocab_size)
+    params = wire_sampling.sampling_from_proto(sampling, vocab_size=model.vocab_size)
     if max_tokens is not None and params.min_tokens > max_tokens:
         raise InvalidArgument(
             f"sampling.min_tokens is {params.min_tokens}; it can be at most max_tokens, {max_tokens}",

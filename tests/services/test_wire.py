@@ -20,7 +20,7 @@ from executor.step import (
     StepTimings,
     TokenLogprobs,
 )
-from services import wire
+from services import wire, wire_sampling
 from services.description import ExecutorDescription, ModelIdentity, description_from_proto, description_to_proto
 from services.errors import InvalidArgument, Unimplemented
 from tercet.v1 import common_pb2, executor_pb2
@@ -151,8 +151,8 @@ def test_result_round_trip(result: StepResult) -> None:
 @whatever_the_load
 @given(sampling_params)
 def test_sampling_round_trip(params: SamplingParams) -> None:
-    raw = wire.sampling_to_proto(params).SerializeToString()
-    back = wire.sampling_from_proto(common_pb2.SamplingParams.FromString(raw), choice=params.choice)
+    raw = wire_sampling.sampling_to_proto(params).SerializeToString()
+    back = wire_sampling.sampling_from_proto(common_pb2.SamplingParams.FromString(raw), choice=params.choice)
     assert back == params
 
 
@@ -186,11 +186,11 @@ def test_each_field_reaches_the_wire(kind: Any) -> None:
 
 
 def test_absent_fields_are_the_contracts_defaults() -> None:
-    assert wire.sampling_from_proto(common_pb2.SamplingParams()) == SamplingParams()
+    assert wire_sampling.sampling_from_proto(common_pb2.SamplingParams()) == SamplingParams()
 
 
 def test_explicit_zero_is_no_default() -> None:
-    params = wire.sampling_from_proto(common_pb2.SamplingParams(temperature=0.0, logprobs=0))
+    params = wire_sampling.sampling_from_proto(common_pb2.SamplingParams(temperature=0.0, logprobs=0))
     assert (params.temperature, params.logprobs) == (0.0, 0)
 
 
@@ -204,13 +204,13 @@ def test_explicit_zero_is_no_default() -> None:
 )
 def test_unserved_sampling_is_refused_by_name(message: common_pb2.SamplingParams, field: str) -> None:
     with pytest.raises(Unimplemented) as caught:
-        wire.sampling_from_proto(message)
+        wire_sampling.sampling_from_proto(message)
     assert caught.value.field == field
     assert field in caught.value.message
 
 
 def test_one_answer_is_served() -> None:
-    assert wire.sampling_from_proto(common_pb2.SamplingParams(n=1)) == SamplingParams()
+    assert wire_sampling.sampling_from_proto(common_pb2.SamplingParams(n=1)) == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_one_answer_is_served() -> None:
 )
 def test_bad_sampling_names_field(message: common_pb2.SamplingParams, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        wire.sampling_from_proto(message, vocab_size=100)
+        wire_sampling.sampling_from_proto(message, vocab_size=100)
     assert caught.value.field == f"sampling.{field}"
 
 
@@ -245,7 +245,7 @@ def test_drafts_and_grammars_in_a_step_are_refused_by_name() -> None:
     step = executor_pb2.Step(step_id=1, slices=[executor_pb2.Slice(), executor_pb2.Slice(draft_token_ids=[1])])
     with pytest.raises(Unimplemented, match=r"step\.slices\[1\]\.draft_token_ids"):
         wire.step_from_proto(step)
-    new = executor_pb2.NewSequence(sampling=wire.sampling_to_proto(SamplingParams()))
+    new = executor_pb2.NewSequence(sampling=wire_sampling.sampling_to_proto(SamplingParams()))
     new.sampling.grammar.source = "x"
     with pytest.raises(Unimplemented, match=r"step\.slices\[0\]\.new_sequence\.sampling\.grammar"):
         wire.step_from_proto(executor_pb2.Step(slices=[executor_pb2.Slice(new_sequence=new)]))
@@ -253,7 +253,7 @@ def test_drafts_and_grammars_in_a_step_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["temperature", "seed", "min_tokens", "top_k", "top_p", "repetition_penalty"])
 def test_a_step_leaves_no_default_to_the_executor(name: Any) -> None:
-    new = executor_pb2.NewSequence(sampling=wire.sampling_to_proto(SamplingParams()))
+    new = executor_pb2.NewSequence(sampling=wire_sampling.sampling_to_proto(SamplingParams()))
     new.sampling.ClearField(name)
     with pytest.raises(InvalidArgument, match=rf"sampling\.{name} is missing"):
         wire.step_from_proto(executor_pb2.Step(slices=[executor_pb2.Slice(new_sequence=new)]))
