@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from services import names
-from services.errors import InvalidArgument
+from services.errors import InvalidArgument, PermissionDenied
+from services.keys import Principal
 from services.rpc_server import REQUEST_ID_FORMAT
 from services.scheduler.core.limits import TOP_PRIORITY
 from tercet.v1 import common_pb2
@@ -22,8 +23,17 @@ class Caller:
     priority: int
 
 
-def read_caller(context: common_pb2.RequestContext, metadata: Mapping[str, str], fallback_id: str) -> Caller:
-    """Joins the message's context with the call's metadata; values that differ are refused."""
+def read_caller(
+    context: common_pb2.RequestContext,
+    metadata: Mapping[str, str],
+    fallback_id: str,
+    principal: Principal | None = None,
+) -> Caller:
+    """Joins the message's context with the call's metadata; values that differ are refused.
+
+    principal: whose key came with the call. Its tenant is the caller's: another one that was named, or a priority above
+    the key's, is PermissionDenied. Where no priority was named it is 0, or the key's highest if that is below.
+    """
     tenant = _agreed("tenant", context.tenant, context.HasField("tenant"), metadata.get(names.MD_TENANT))
     request_id = _agreed(
         "request_id", context.request_id, context.HasField("request_id"), metadata.get(names.MD_REQUEST_ID)
@@ -45,7 +55,33 @@ def read_caller(context: common_pb2.RequestContext, metadata: Mapping[str, str],
             field="context.priority",
             limit=PRIORITY_BOUND,
         )
+    if principal is not None:
+        tenant = _own_tenant(principal, tenant)
+        level = _allowed_priority(principal, None if priority is None else level)
     return Caller(tenant or DEFAULT_TENANT, request_id or fallback_id, attempt, level)
+
+
+def _own_tenant(principal: Principal, named: str | None) -> str | None:
+    if principal.tenant is None:
+        return named
+    if named is not None and named != principal.tenant:
+        raise PermissionDenied(
+            f"this key is of another tenant than {named!r}", reason="OTHER_TENANT", field="context.tenant"
+        )
+    return principal.tenant
+
+
+def _allowed_priority(principal: Principal, named: int | None) -> int:
+    if named is None:
+        return min(0, principal.max_priority)
+    if named > principal.max_priority:
+        raise PermissionDenied(
+            f"context.priority is {named}; this key allows at most {principal.max_priority}",
+            reason="PRIORITY_TOO_HIGH",
+            field="context.priority",
+            limit=principal.max_priority,
+        )
+    return named
 
 
 def _agreed(field: str, value: str, present: bool, from_metadata: str | None) -> str | None:

@@ -38,6 +38,8 @@ COMMANDS: Final = {
     "scheduler": Command("run the scheduler service", "services.scheduler.__main__", is_service=True),
     "executor": Command("run the executor service", "services.executor.__main__", is_service=True),
     "gateway": Command("run the OpenAI gateway alone", "services.gateway.__main__", is_service=True),
+    "keys": Command("make, list and revoke API keys", "services.commands.keys"),
+    "conform": Command("check a service of any make against the contract", "services.conform.__main__"),
     "config": Command("print every setting as a table", "services.commands.config"),
 }
 

@@ -14,6 +14,7 @@ from services.scheduler.core.limits import TOP_PRIORITY
 from services.scheduler.core.policies.policy import POLICIES
 from services.scheduler.quota_settings import parse_quota
 from services.settings import ConfigError, Settings, setting
+from services.trust_settings import CallTrust, HttpTrust, ServerTrust, UserKeys
 
 MODEL = "smollm2-135m"
 BACKENDS = ("cpu", "cpu-torch", "reference")
@@ -116,6 +117,7 @@ class ExecutorConfig(Settings):
         5.0, "silence after which another scheduler may claim", unit="s", minimum=0.1, maximum=600
     )
     heartbeat_s: float = setting(1.0, "time between heartbeats", unit="s", minimum=0.01, maximum=2)
+    trust: ServerTrust = dataclasses.field(default_factory=ServerTrust)
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
 
     def validate(self) -> None:
@@ -223,6 +225,9 @@ class SchedulerConfig(Settings):
         "file that every call of the scheduling core is recorded in, for `tercet replay`; *.gz is packed",
         minimum=1,
     )
+    trust: ServerTrust = dataclasses.field(default_factory=ServerTrust)
+    calls: CallTrust = dataclasses.field(default_factory=CallTrust)
+    keys: UserKeys = dataclasses.field(default_factory=UserKeys)
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
 
 
@@ -265,6 +270,10 @@ class TokenizerConfig(Settings):
         30.0, "how long a gRPC client may leave one message unread before its stream ends", unit="s", minimum=0.1
     )
     slow_request_s: float = setting(30.0, "requests that take longer are logged in detail", unit="s", minimum=0)
+    trust: ServerTrust = dataclasses.field(default_factory=ServerTrust)
+    calls: CallTrust = dataclasses.field(default_factory=CallTrust)
+    keys: UserKeys = dataclasses.field(default_factory=UserKeys)
+    http_trust: HttpTrust = dataclasses.field(default_factory=HttpTrust)
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
 
 
@@ -283,6 +292,10 @@ class GatewayConfig(Settings):
         60.0, "how long an answer that has begun waits for a lost tokenizer", unit="s", minimum=0, maximum=3600
     )
     limits: HttpLimits = dataclasses.field(default_factory=HttpLimits)
+    trust: ServerTrust = dataclasses.field(default_factory=ServerTrust)
+    calls: CallTrust = dataclasses.field(default_factory=CallTrust)
+    keys: UserKeys = dataclasses.field(default_factory=UserKeys)
+    http_trust: HttpTrust = dataclasses.field(default_factory=HttpTrust)
     telemetry: TelemetryConfig = dataclasses.field(default_factory=TelemetryConfig)
 
 

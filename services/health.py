@@ -9,6 +9,7 @@ last state, however many others watch or leave (the package's servicer forgets w
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final
@@ -16,8 +17,9 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.commands import calling
 from services.errors import NotFound, ServiceError
-from services.rpc import make_channel
+from services.rpc import PLAIN, Outgoing, make_channel
 from services.rpc_errors import cap, from_rpc_error, to_grpc_status
 
 READY: Final = ""
@@ -112,9 +114,9 @@ def add_health(server: grpc.aio.Server, readiness: Readiness) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(readiness), server)
 
 
-async def check(target: str, service: str = READY, timeout: float = 3.0) -> str | None:
+async def check(target: str, service: str = READY, timeout: float = 3.0, outgoing: Outgoing = PLAIN) -> str | None:
     """None when `service` at `target` serves, else the reason in one line. `timeout` in seconds."""
-    async with make_channel(target) as channel:
+    async with make_channel(target, outgoing=outgoing) as channel:
         call = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(service=service), timeout=timeout
         )
@@ -136,9 +138,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("target", help="host:port or unix:/path")
     parser.add_argument("service", nargs="?", default=READY, help=f"service name; {LIVENESS}; default readiness")
     parser.add_argument("--timeout", type=float, default=3.0, help="seconds")
+    calling.add_flags(parser)
     chosen = parser.parse_args(argv)
     try:
-        reason = asyncio.run(check(chosen.target, chosen.service, chosen.timeout))
+        outgoing = calling.outgoing(chosen, os.environ)
+        reason = asyncio.run(check(chosen.target, chosen.service, chosen.timeout, outgoing))
     except ServiceError as error:
         reason = error.message
     if reason is not None:

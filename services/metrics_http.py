@@ -8,6 +8,7 @@ costs a bounded buffer for a bounded time.
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -36,10 +37,13 @@ class Reply:
 
 
 class MetricsServer:
-    """Serves a registry and a readiness on `listen`; `address` is where, once started."""
+    """Serves a registry and a readiness on `listen`; `address` is where, once started. tls: for host:port."""
 
-    def __init__(self, listen: str, registry: CollectorRegistry, readiness: Readiness) -> None:
+    def __init__(
+        self, listen: str, registry: CollectorRegistry, readiness: Readiness, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._listen = listen
+        self._tls = tls
         self._registry = registry
         self._readiness = readiness
         self._server: asyncio.Server | None = None
@@ -58,7 +62,9 @@ class MetricsServer:
                 self._server = await asyncio.start_unix_server(self._serve, where.host, limit=HEAD_LIMIT)
                 self.address = where.target
             else:
-                self._server = await asyncio.start_server(self._serve, where.host, where.port, limit=HEAD_LIMIT)
+                self._server = await asyncio.start_server(
+                    self._serve, where.host, where.port, limit=HEAD_LIMIT, ssl=self._tls
+                )
                 port = self._server.sockets[0].getsockname()[1]
                 self.address = f"{where.target.rpartition(':')[0]}:{port}"
         except OSError as error:

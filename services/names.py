@@ -12,6 +12,7 @@ from typing import Final
 MD_REQUEST_ID: Final = "tercet-request-id"
 MD_TENANT: Final = "tercet-tenant"
 MD_PRIORITY: Final = "tercet-priority"
+MD_AUTHORIZATION: Final = "authorization"
 MD_TRACEPARENT: Final = "traceparent"
 MD_TRACESTATE: Final = "tracestate"
 

@@ -29,6 +29,7 @@ from services.process_metrics import ProcessMetrics
 from services.rpc import ServerOptions, bind, make_server
 from services.settings import ConfigError, Settings, as_dict, effective_hash, parse
 from services.telemetry import Telemetry, open_telemetry
+from services.trust import NO_TRUST, Trust
 
 log = logging.getLogger(__name__)
 
@@ -153,13 +154,16 @@ async def serving(
     add: Callable[[grpc.aio.Server], object],
     client_ttl_s: float | None = None,
     slow_reader_s: float | None = None,
+    trust: Trust = NO_TRUST,
 ) -> AsyncIterator[str]:
     """A gRPC server with health and reflection, and the metrics server if asked for; yields where it listens.
 
     client_ttl_s: a client whose connection is dead for so long is gone, and so are its calls; None: the default.
     slow_reader_s: how long a client may leave one message of a stream unread; None: for ever.
+    trust: who may call, and by which certificates.
     On leaving, open calls get a short grace: a service drains before that.
     """
+    trust.check_listen("--listen", net.listen, trust.certificates)
     options = ServerOptions(max_connection_age_s=net.max_connection_age_s, slow_reader_s=slow_reader_s)
     if client_ttl_s is not None:
         options = replace(options, ping_s=PING_SHARE * client_ttl_s, ping_timeout_s=(1 - PING_SHARE) * client_ttl_s)
@@ -167,18 +171,21 @@ async def serving(
         process.telemetry.tracer,
         observer=process.metrics.observe_call,
         options=options,
+        gate=trust.gate,
     )
     add(server)
     add_health(server, process.readiness)
     names = (*process.readiness.services, "grpc.health.v1.Health", reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-    address = bind(server, net.listen)
+    address = bind(server, net.listen, trust.server)
     await server.start()
     log.info("listening", extra={"address": address})
     try:
         async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(trust.kept_fresh())
             if net.metrics_listen is not None:
-                metrics = MetricsServer(net.metrics_listen, process.metrics.registry, process.readiness)
+                tls = None if trust.certificates is None else trust.certificates.context()
+                metrics = MetricsServer(net.metrics_listen, process.metrics.registry, process.readiness, tls)
                 await stack.enter_async_context(metrics)
                 log.info("metrics", extra={"address": metrics.address})
             yield address

@@ -8,7 +8,7 @@ an address is either bound by this process alone or refused with the reason.
 import errno
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from opentelemetry.trace import NoOpTracer, Tracer
 
 from services.address import Address, parse_address
 from services.errors import FailedPrecondition
+from services.gate import OPEN_GATE, Gate
 from services.rpc_client import TracedChannel
 from services.rpc_server import CallObserver, ServerInterceptor
 
@@ -51,6 +52,18 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Outgoing:
+    """How this process calls others. tls: for host:port; None: plain text. Unix sockets are always plain: who may open
+    them is the file system's to say. key: what it shows to them, asked for each call."""
+
+    tls: grpc.ChannelCredentials | None = None
+    key: Callable[[], str | None] = lambda: None
+
+
+PLAIN: Final = Outgoing()
+
+
+@dataclass(frozen=True, slots=True)
 class Door:
     """Two ways to one server. calls: of requests, traced; asking: for what is polled."""
 
@@ -65,13 +78,15 @@ def make_server(
     observer: CallObserver | None = None,
     options: ServerOptions = ServerOptions(),
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    gate: Gate = OPEN_GATE,
 ) -> grpc.aio.Server:
     """A server whose handlers take `services.rpc_server.call_context`; not bound, not started.
 
     tracer: starts the SERVER spans. observer: told about each finished call. interceptors: run inside ours.
+    gate: who may call.
     """
     return grpc.aio.server(
-        interceptors=[ServerInterceptor(tracer, observer, options.slow_reader_s), *interceptors],
+        interceptors=[ServerInterceptor(tracer, observer, options.slow_reader_s, gate), *interceptors],
         options=_server_options(options),
         maximum_concurrent_rpcs=options.max_concurrent_rpcs,
     )
@@ -83,11 +98,12 @@ def make_channel(
     *,
     max_message_bytes: int = MESSAGE_LIMIT,
     extra: Sequence[tuple[str, int | str]] = (),
+    outgoing: Outgoing = PLAIN,
 ) -> grpc.aio.Channel:
     """A channel to `target`, traced when there is a tracer; connects on first use.
 
     target: an address, or a gRPC name such as `dns:///host:port`. extra: further channel options,
-    or other values of these.
+    or other values of these. outgoing: certificates and key.
     """
     address = Address(target, None) if target.startswith("dns:") else parse_address(target)
     where = target if target.startswith("dns:") else address.target
@@ -102,12 +118,17 @@ def make_channel(
         *RECONNECT,
     ]
     options = list({**dict(chosen), **dict(extra)}.items())
-    channel = grpc.aio.insecure_channel(where, options=options)
-    return TracedChannel(channel, tracer or NoOpTracer(), address.host, address.port)
+    if outgoing.tls is None or where.startswith("unix:"):
+        channel = grpc.aio.insecure_channel(where, options=options)
+    else:
+        channel = grpc.aio.secure_channel(where, outgoing.tls, options=options)
+    return TracedChannel(channel, tracer or NoOpTracer(), address.host, address.port, outgoing.key)
 
 
-def bind(server: grpc.aio.Server, listen: str) -> str:
+def bind(server: grpc.aio.Server, listen: str, tls: grpc.ServerCredentials | None = None) -> str:
     """Bind `listen` and return the address that clients use (port 0 becomes the port given by the system).
+
+    tls: for host:port; None, and Unix sockets: plain text.
 
     Raises InvalidArgument for what is no address, FailedPrecondition naming the address and the reason when it
     cannot be had. A socket file left by a dead process is removed, one that answers is not.
@@ -118,7 +139,10 @@ def bind(server: grpc.aio.Server, listen: str) -> str:
     else:
         _probe_port(address)
     try:
-        port = server.add_insecure_port(address.target)
+        if tls is None or address.is_unix:
+            port = server.add_insecure_port(address.target)
+        else:
+            port = server.add_secure_port(address.target, tls)
     except RuntimeError as error:
         raise _cannot_bind(address, str(error)) from error
     if port == 0:

@@ -18,6 +18,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from services import names, trace_context
 
+Rows = tuple[tuple[str, str | bytes], ...]
+
 _TRACE_KEYS: Final = frozenset({names.MD_TRACEPARENT, names.MD_TRACESTATE})
 
 
@@ -114,7 +116,11 @@ class _TracedCalls:
         rows = tuple(metadata or ())
         parent = trace_context.extract(rows) if any(key in _TRACE_KEYS for key, _ in rows) else None
         span = self._channel.open_span(self._method, parent)
-        headers = (*(row for row in rows if row[0] not in _TRACE_KEYS), *trace_context.inject(span))
+        headers = (
+            *(row for row in rows if row[0] not in _TRACE_KEYS),
+            *self._channel.authorization(rows),
+            *trace_context.inject(span),
+        )
         try:
             call = self._start(request, metadata=headers, **options)
         except BaseException as error:  # a closed channel, an invalid header: there is no call to end it later
@@ -149,15 +155,30 @@ class TracedChannel(grpc.aio.Channel):
     """A grpc.aio channel that generated stubs take like any other.
 
     tracer: starts the CLIENT spans. address, port: of the peer, for `server.address` and `server.port`; a
-    Unix socket has its path and no port.
+    Unix socket has its path and no port. key: what this process shows to the server, asked for each call.
     """
 
-    def __init__(self, inner: grpc.aio.Channel, tracer: Tracer, address: str, port: int | None) -> None:
+    def __init__(
+        self,
+        inner: grpc.aio.Channel,
+        tracer: Tracer,
+        address: str,
+        port: int | None,
+        key: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._inner = inner
+        self._key = key
         self._tracer = tracer
         self._peer: dict[str, str | int] = {names.SERVER_ADDRESS: address}
         if port is not None:
             self._peer[names.SERVER_PORT] = port
+
+    def authorization(self, given: Rows) -> tuple[tuple[str, str], ...]:
+        """The header to add to those that the caller gave: none where it gave one."""
+        key = self._key()
+        if key is None or any(name == names.MD_AUTHORIZATION for name, _ in given):
+            return ()
+        return ((names.MD_AUTHORIZATION, f"Bearer {key}"),)
 
     def open_span(self, method: str, parent: Context | None) -> Span:
         return self._tracer.start_span(

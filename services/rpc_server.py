@@ -1,9 +1,9 @@
 """The server side of every call: one interceptor that gives it an identity, a span, a status and an end.
 
-Owns: the request id, the SERVER span, the mapping of exceptions to statuses, the call's duration, and closing
-of the handler's generator. Must not know any service. Invariants: the span ends exactly once, with the status
-that the caller sees; no exception text other than a ServiceError's message reaches the caller; a handler's
-`finally` blocks have run when its call is over (grpc.aio itself leaves generators to the garbage collector);
+Owns: the request id, who calls (`services.gate`), the SERVER span, the mapping of exceptions to statuses, the call's
+duration, and closing of the handler's generator. Must not know any service. Invariants: the span ends exactly once,
+with the status that the caller sees; no exception text other than a ServiceError's message reaches the caller; a
+handler's `finally` blocks have run when its call is over (grpc.aio itself leaves generators to the garbage collector);
 the span is never current, handlers take it from `call_context`.
 """
 
@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn, Protocol, cast
 
 import grpc
@@ -22,6 +22,8 @@ from opentelemetry.trace import NoOpTracer, Span, SpanKind, Status, StatusCode, 
 
 from services import names, trace_context
 from services.errors import Internal, InvalidArgument, ServiceError
+from services.gate import OPEN_GATE, Gate, check_role, least_role
+from services.keys import Principal
 from services.rpc_errors import cap, code_from_number, status_code, to_grpc_status
 from services.rpc_stream import deliver
 
@@ -61,7 +63,8 @@ class CallContext:
 
     method: `pkg.v1.Service/Method`. metadata: the caller's text metadata, last value of each key. span: the
     SERVER span. context: the same as a Context, the parent of the handler's own spans. started_ns:
-    `time.monotonic_ns` at arrival. request_id_given: the caller chose the id.
+    `time.monotonic_ns` at arrival. request_id_given: the caller chose the id. principal: whose key came with the call;
+    None where no keys are asked for.
     """
 
     method: str
@@ -71,6 +74,7 @@ class CallContext:
     context: Context
     started_ns: int
     request_id_given: bool
+    principal: Principal | None = None
 
 
 def call_context(context: "grpc.aio.ServicerContext[Any, Any]") -> CallContext:
@@ -186,8 +190,13 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     """Wraps each handler; see the module's docstring for what the wrapping guarantees."""
 
     def __init__(
-        self, tracer: Tracer, observer: CallObserver | None = None, slow_reader_s: float | None = None
+        self,
+        tracer: Tracer,
+        observer: CallObserver | None = None,
+        slow_reader_s: float | None = None,
+        gate: Gate = OPEN_GATE,
     ) -> None:
+        self._gate = gate
         self._tracer = tracer
         self._observer = observer
         self._slow_reader_s = slow_reader_s
@@ -214,6 +223,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             context = ServerContext(inner, self._open(details.method, details.invocation_metadata))
             try:
                 _check_request_id(context.call)
+                context.call = self._identified(context.call)
                 message = request if handler.request_streaming else decode(request)
                 result = behaviour(message, context)
                 if handler.response_streaming:
@@ -259,6 +269,11 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             started_ns=time.monotonic_ns(),
             request_id_given=valid,
         )
+
+    def _identified(self, call: CallContext) -> CallContext:
+        principal = self._gate.admit(call.metadata.get(names.MD_AUTHORIZATION))
+        check_role(principal, least_role(call.method), call.method)
+        return replace(call, principal=principal)
 
     async def _fail(self, context: ServerContext, error: BaseException) -> NoReturn:
         """Send the status that `error` means, end the span with it, and raise what grpc.aio expects."""

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from services.health import check
+from services.rpc import PLAIN, Outgoing
 from services.supervisor import ChildRefused, ChildSpec, Supervisor
 
 POLL_S: Final = 0.1
@@ -25,7 +26,7 @@ CLOSE_MARGIN_S: Final = 5.0
 @dataclass(frozen=True, slots=True)
 class StackOptions:
     """listen, http: addresses of the front door; None: a Unix socket only, no gateway. The three tuples: further flags
-    of each process."""
+    of each process. probe: how its own front door is asked whether it is ready."""
 
     model: str
     listen: str | None = None
@@ -35,6 +36,7 @@ class StackOptions:
     tokenizer: tuple[str, ...] = ()
     scheduler: tuple[str, ...] = ()
     executor: tuple[str, ...] = ()
+    probe: Outgoing = PLAIN
 
 
 class NotReady(Exception):
@@ -46,6 +48,7 @@ class Stack:
 
     def __init__(self, options: StackOptions, environ: Mapping[str, str]) -> None:
         runtime = environ.get("XDG_RUNTIME_DIR", "")  # may be left over from a session that has ended
+        self._probe = options.probe
         self._directory = Path(tempfile.mkdtemp(prefix="tercet-", dir=runtime if os.path.isdir(runtime) else None))
         self._drain_s = float(environ.get("TERCET_DRAIN_S") or DRAIN_S)
         self.target = options.listen or self._socket("tokenizer")
@@ -99,7 +102,7 @@ class Stack:
         try:
             async with asyncio.timeout(limit_s):
                 while not failed.done():
-                    reason = await check(self.target, timeout=PROBE_S)
+                    reason = await check(self.target, timeout=PROBE_S, outgoing=self._probe)
                     if reason is None:
                         return
                     await asyncio.sleep(POLL_S)

@@ -10,10 +10,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from services.config import HttpLimits
 from services.errors import ServiceError
+from services.gate import OPEN_GATE, Gate
 from services.gateway.app import make_app
 from services.gateway.engine import EngineCall
 from tercet.v1 import common_pb2, tokenizer_pb2
@@ -104,6 +105,28 @@ class ScriptedEngine:
             model=common_pb2.ModelDescription(name="toy", max_model_len=64, vocab_size=100), numerics="abc123"
         )
 
+    async def tokenize(
+        self, request: tokenizer_pb2.TokenizerServiceTokenizeRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceTokenizeResponse:
+        """A token is a byte."""
+        raw = request.text.encode()
+        ids = [*([0] if request.add_special_tokens else []), *raw]
+        pieces = [bytes([one]) for one in ids] if request.return_pieces else []
+        return tokenizer_pb2.TokenizerServiceTokenizeResponse(token_ids=ids, pieces=pieces)
+
+    async def detokenize(
+        self, request: tokenizer_pb2.TokenizerServiceDetokenizeRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceDetokenizeResponse:
+        kept = [one for one in request.token_ids if one or request.keep_special_tokens]
+        return tokenizer_pb2.TokenizerServiceDetokenizeResponse(text=bytes(kept).decode())
+
+    async def render_chat(
+        self, request: tokenizer_pb2.TokenizerServiceRenderChatRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceRenderChatResponse:
+        text = "".join(f"{message.role}:{message.content};" for message in request.chat.messages)
+        text += "assistant:" if request.chat.add_generation_prompt else ""
+        return tokenizer_pb2.TokenizerServiceRenderChatResponse(text=text, token_ids=list(text.encode()))
+
     async def why_not_ready(self) -> str | None:
         return self.unready
 
@@ -111,14 +134,26 @@ class ScriptedEngine:
 class Gateway:
     """An app over a scripted engine, its spans and its series."""
 
-    def __init__(self, engine: ScriptedEngine, limits: HttpLimits = HttpLimits()) -> None:
+    def __init__(
+        self,
+        engine: ScriptedEngine,
+        limits: HttpLimits = HttpLimits(),
+        gate: Gate = OPEN_GATE,
+        cors_origins: Sequence[str] = (),
+    ) -> None:
         self.engine = engine
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.registry = CollectorRegistry()
-        self.app: Starlette = make_app(
-            engine, limits, tracer=provider.get_tracer("test"), registry=self.registry, clock=lambda: float(CREATED)
+        self.app: ASGIApp = make_app(
+            engine,
+            limits,
+            tracer=provider.get_tracer("test"),
+            registry=self.registry,
+            clock=lambda: float(CREATED),
+            gate=gate,
+            cors_origins=cors_origins,
         )
 
     def client(self) -> httpx.AsyncClient:

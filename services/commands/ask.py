@@ -6,6 +6,7 @@ from typing import TextIO
 from opentelemetry.trace import TracerProvider
 
 import tercet
+from services.rpc import PLAIN, Outgoing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,25 @@ class Told:
     timings: tercet.Timings | None
 
 
-async def ask(target: str, question: Question, out: TextIO, tracer_provider: TracerProvider | None = None) -> Told:
+async def ask(
+    target: str,
+    question: Question,
+    out: TextIO,
+    tracer_provider: TracerProvider | None = None,
+    outgoing: Outgoing = PLAIN,
+) -> Told:
     """Raises tercet.TercetError."""
     messages = [tercet.Message("user", question.prompt)]
     if question.system is not None:
         messages.insert(0, tercet.Message("system", question.system))
     async with (
-        tercet.AsyncClient(target, timeout=question.timeout_s, tracer_provider=tracer_provider) as client,
+        tercet.AsyncClient(
+            target,
+            timeout=question.timeout_s,
+            tracer_provider=tracer_provider,
+            tls=outgoing.tls or False,
+            api_key=outgoing.key(),
+        ) as client,
         client.chat(messages, sampling=question.sampling) as stream,
     ):
         async for delta in stream:

@@ -12,8 +12,10 @@ from typing import Final
 import grpc
 
 from services.catalogue import DEFAULT_MODEL
+from services.commands import calling
 from services.process import StartError
-from services.rpc import make_channel
+from services.rpc import Outgoing, make_channel
+from services.settings import ConfigError
 from services.tokenizer.export import FILES, tokenizer_files, unpack
 from services.tokenizer.loading import load_text
 from tercet.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -27,11 +29,16 @@ def main(argv: Sequence[str]) -> int:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--model", default=DEFAULT_MODEL, help=f"name of the catalogue or GGUF file; {DEFAULT_MODEL}")
     source.add_argument("--target", help="host:port or unix:/path of a tokenizer that serves")
+    calling.add_flags(parser)
     given = parser.parse_args(argv)
     try:
-        files = _of_model(given.model) if given.target is None else asyncio.run(_of_server(given.target))
+        files = (
+            _of_model(given.model)
+            if given.target is None
+            else asyncio.run(_of_server(given.target, calling.outgoing(given, os.environ)))
+        )
         _write(given.directory, files)
-    except (StartError, OSError, ValueError) as error:
+    except (ConfigError, StartError, OSError, ValueError) as error:
         print(f"tercet export-tokenizer: {error}", file=sys.stderr)
         return 1
     except grpc.RpcError as error:
@@ -47,8 +54,8 @@ def _of_model(source: str) -> dict[str, bytes]:
     return tokenizer_files(loaded.model, loaded.template, loaded.context_length)
 
 
-async def _of_server(target: str) -> dict[str, bytes]:
-    async with make_channel(target) as channel:
+async def _of_server(target: str, outgoing: Outgoing) -> dict[str, bytes]:
+    async with make_channel(target, outgoing=outgoing) as channel:
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         data, told = bytearray(), None
         async for piece in stub.GetTokenizer(tokenizer_pb2.TokenizerServiceGetTokenizerRequest(), timeout=60):

@@ -9,10 +9,12 @@ from typing import Final
 
 import grpc
 
+from services.commands import calling
 from services.commands.which_scheduler import add_flag, which
 from services.errors import ServiceError
-from services.rpc import make_channel
+from services.rpc import Outgoing, make_channel
 from services.rpc_errors import from_rpc_error
+from services.settings import ConfigError
 from tercet.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 ANSWER_S: Final = 5.0
@@ -46,9 +48,14 @@ TO_THE_LEFT: Final = frozenset({"REQUEST", "TENANT", "STATE", "WAITS FOR", "EXEC
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tercet ps", description=__doc__, allow_abbrev=False)
     add_flag(parser)
+    calling.add_flags(parser)
     chosen = parser.parse_args(argv)
     targets = which(chosen.scheduler, os.environ)
-    found = asyncio.run(_requests(targets))
+    try:
+        outgoing = calling.outgoing(chosen, os.environ)
+    except ConfigError as error:
+        parser.error(error.message)
+    found = asyncio.run(_requests(targets, outgoing))
     seen: list[tuple[str, scheduler_pb2.RequestSnapshot]] = []
     failed = False
     for target, answer in zip(targets, found, strict=True):
@@ -65,10 +72,12 @@ def main(argv: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-async def _requests(targets: Sequence[str]) -> list[list[scheduler_pb2.RequestSnapshot] | ServiceError]:
+async def _requests(
+    targets: Sequence[str], outgoing: Outgoing
+) -> list[list[scheduler_pb2.RequestSnapshot] | ServiceError]:
     async def ask(target: str) -> list[scheduler_pb2.RequestSnapshot] | ServiceError:
         try:
-            async with make_channel(target) as channel:
+            async with make_channel(target, outgoing=outgoing) as channel:
                 return await live_requests(scheduler_pb2_grpc.SchedulerServiceStub(channel))
         except ServiceError as error:
             return error

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 
 import tercet
 from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
+from services.commands import calling
 from services.commands.ask import Question, ask
 from services.config import BACKENDS
+from services.rpc import PLAIN, Outgoing
+from services.settings import ConfigError
 from services.stack import NotReady, Stack, StackOptions
 from services.supervisor import ChildRefused
 
@@ -29,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--max-tokens", type=int, default=512, help="default 512")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds; default 300")
+    calling.add_flags(parser)
     chosen = parser.parse_args(argv)
     question = Question(
         chosen.prompt,
@@ -44,18 +48,18 @@ def main(argv: Sequence[str]) -> int:
     )
     try:
         if chosen.target is not None:
-            asyncio.run(_ask(chosen.target, question))
+            asyncio.run(_ask(chosen.target, question, calling.outgoing(chosen, os.environ)))
         else:
             resolve(chosen.model, cache_directory(os.environ))
             asyncio.run(_with_own_chain(chosen.model, chosen.backend, question))
-    except (tercet.TercetError, CatalogueError, NotReady, ChildRefused) as error:
+    except (ConfigError, tercet.TercetError, CatalogueError, NotReady, ChildRefused) as error:
         print(f"tercet run: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _ask(target: str, question: Question) -> None:
-    told = await ask(target, question, sys.stdout)
+async def _ask(target: str, question: Question, outgoing: Outgoing = PLAIN) -> None:
+    told = await ask(target, question, sys.stdout, outgoing=outgoing)
     if told.usage is not None and told.timings is not None and told.finish is not None:
         print(
             f"[{told.usage.prompt_tokens} tokens in, {told.usage.delivered_tokens} out, {told.finish.name.lower()}; "

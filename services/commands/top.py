@@ -18,11 +18,13 @@ from typing import Final, TextIO
 
 import grpc
 
+from services.commands import calling
 from services.commands.ps import ANSWER_S, live_requests, table
 from services.commands.which_scheduler import add_flag, which
 from services.errors import ServiceError
-from services.rpc import make_channel
+from services.rpc import Outgoing, make_channel
 from services.rpc_errors import from_rpc_error
+from services.settings import ConfigError
 from tercet.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
@@ -45,20 +47,27 @@ class Look:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tercet top", description=__doc__.partition("\n")[0], allow_abbrev=False)
     add_flag(parser)
+    calling.add_flags(parser)
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks; default 1")
     parser.add_argument("--once", action="store_true", help="one view, then end")
     chosen = parser.parse_args(argv)
     if not chosen.interval > 0:
         parser.error("--interval must be above 0")
     targets = which(chosen.scheduler, os.environ)
-    return asyncio.run(_watch(targets, chosen.interval, once=chosen.once, out=sys.stdout))
+    try:
+        outgoing = calling.outgoing(chosen, os.environ)
+    except ConfigError as error:
+        parser.error(error.message)
+    return asyncio.run(_watch(targets, outgoing, chosen.interval, once=chosen.once, out=sys.stdout))
 
 
-async def _watch(targets: Sequence[str], interval_s: float, *, once: bool, out: TextIO) -> int:
+async def _watch(targets: Sequence[str], outgoing: Outgoing, interval_s: float, *, once: bool, out: TextIO) -> int:
     """Until cancelled; with `once`, and where none answers, the exit code."""
     async with AsyncExitStack() as stack:
         stubs = [
-            scheduler_pb2_grpc.SchedulerServiceStub(await stack.enter_async_context(make_channel(target)))
+            scheduler_pb2_grpc.SchedulerServiceStub(
+                await stack.enter_async_context(make_channel(target, outgoing=outgoing))
+            )
             for target in targets
         ]
         before: list[Look | ServiceError] = []

@@ -23,6 +23,7 @@ from services.executor.session import SessionSettings
 from services.executor.worker import HANG_FLOOR_NS, Held, Running, Worker
 from services.metrics import ExecutorMetrics
 from services.process import Process, leave, run, serving, unless_stopped
+from services.trust import open_trust
 from tercet.v1 import executor_pb2_grpc
 
 SERVICE: Final = "tercet.v1.ExecutorService"
@@ -54,6 +55,7 @@ async def serve(config: ExecutorConfig, process: Process, load: Load, hang_floor
         config.net,
         lambda server: executor_pb2_grpc.add_ExecutorServiceServicer_to_server(service, server),
         client_ttl_s=config.lease_ttl_s,
+        trust=open_trust(config.trust),
     ):
         watch = asyncio.create_task(service.watch())
         held = await unless_stopped(process, worker.start(partial(load, config)))

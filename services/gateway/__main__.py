@@ -14,27 +14,40 @@ from services.gateway.remote import RemoteEngine
 from services.gateway.server import HttpServer, serve
 from services.process import Process, leave, run
 from services.rpc import Door, make_channel
+from services.trust import open_trust
 
 log = logging.getLogger(__name__)
 
 
 async def serve_gateway(config: GatewayConfig, process: Process) -> None:
     """Until SIGTERM or SIGINT, then until the last request has ended or `drain_s` is over."""
+    trust = open_trust(config.trust, config.calls, config.keys.api_keys)
+    trust.check_targets(config.tokenizer)
+    http_tls = trust.http(config.http_trust.http_client_ca)
+    trust.check_listen("--http", config.http, http_tls)
     tracer = process.telemetry.tracer
     async with AsyncExitStack() as stack:
         doors = [
             Door(
                 target,
-                await stack.enter_async_context(make_channel(target, tracer)),
-                await stack.enter_async_context(make_channel(target)),
+                await stack.enter_async_context(make_channel(target, tracer, outgoing=trust.outgoing)),
+                await stack.enter_async_context(make_channel(target, outgoing=trust.outgoing)),
             )
             for target in config.tokenizer
         ]
         engine = RemoteEngine(doors, config.resume_grace_s)
         watching = asyncio.create_task(engine.watch())
         stack.callback(watching.cancel)
-        app = make_app(engine, config.limits, tracer=tracer, registry=process.metrics.registry)
-        server = await serve(app, parse_address(config.http))
+        await stack.enter_async_context(trust.kept_fresh())
+        app = make_app(
+            engine,
+            config.limits,
+            tracer=tracer,
+            registry=process.metrics.registry,
+            gate=trust.gate,
+            cors_origins=config.http_trust.cors_origins,
+        )
+        server = await serve(app, parse_address(config.http), http_tls)
         log.info("listening", extra={"address": server.address.target, "tokenizer": config.tokenizer})
         await process.stop.wait()
         await _drain(server, config.drain_s, process.stop)

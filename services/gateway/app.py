@@ -6,7 +6,7 @@ path or method that is not there, errors have OpenAI's shape.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
@@ -15,16 +15,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from services.config import HttpLimits
-from services.errors import Internal, InvalidArgument, NotFound, ServiceError
+from services.errors import Internal, InvalidArgument, ServiceError
+from services.gate import OPEN_GATE, Gate
 from services.gateway import http_errors, openai, replies
 from services.gateway.engine import TextEngine
 from services.gateway.exchange import Desk, Endpoint
+from services.gateway.frame import framed
 from services.gateway.json_body import shown
-from services.gateway.shapes import ModelList
+from services.gateway.pages import Pages, unserved
+from services.keys import Role
 from services.metrics import GatewayMetrics
-from services.process_metrics import render
 from services.rpc_errors import cap
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
@@ -40,10 +43,13 @@ def make_app(
     tracer: Tracer,
     registry: CollectorRegistry,
     clock: Callable[[], float] = time.time,
-) -> Starlette:
-    """The gateway over `engine`. registry: shown at /metrics, and gets the gateway's own series."""
-    desk = Desk(engine, limits, tracer, GatewayMetrics.make(registry), clock)
-    pages = _Pages(engine, registry, int(clock()))
+    gate: Gate = OPEN_GATE,
+    cors_origins: Sequence[str] = (),
+) -> ASGIApp:
+    """The gateway over `engine`. registry: shown at /metrics, and gets the gateway's own series. gate: who may call.
+    cors_origins: whose pages may."""
+    desk = Desk(engine, limits, tracer, GatewayMetrics.make(registry), clock, gate)
+    pages = Pages(engine, registry, int(clock()), gate, limits)
     app = Starlette(
         routes=[
             Route(
@@ -56,53 +62,18 @@ def make_app(
                 Endpoint(desk, COMPLETIONS, openai.read_completion, replies.COMPLETION),
                 methods=["POST"],
             ),
-            Route("/v1/models", pages.models, methods=["GET"]),
-            Route("/v1/models/{model:path}", pages.model, methods=["GET"]),
+            Route("/v1/models", pages.keyed(pages.models), methods=["GET"]),
+            Route("/v1/models/{model:path}", pages.keyed(pages.model), methods=["GET"]),
+            Route("/tokenize", pages.keyed(pages.tokenize), methods=["POST"]),
+            Route("/detokenize", pages.keyed(pages.detokenize), methods=["POST"]),
             Route("/health", pages.health, methods=["GET"]),
             Route("/ready", pages.ready, methods=["GET"]),
-            Route("/metrics", pages.metrics, methods=["GET"]),
+            Route("/metrics", pages.keyed(pages.metrics, Role.OPERATOR), methods=["GET"]),
         ],
         exception_handlers={ServiceError: _on_service_error, HTTPException: _on_http_exception, Exception: _on_defect},
     )
     app.router.redirect_slashes = False
-    return app
-
-
-class _Pages:
-    """What is answered without generating. started: seconds since 1970, shown as the model's `created`."""
-
-    def __init__(self, engine: TextEngine, registry: CollectorRegistry, started: int) -> None:
-        self._engine = engine
-        self._registry = registry
-        self._started = started
-
-    async def models(self, request: Request) -> Response:
-        listed: ModelList = {
-            "object": "list",
-            "data": [replies.model_card(await self._engine.describe(), self._started)],
-        }
-        return JSONResponse(listed)
-
-    async def model(self, request: Request) -> Response:
-        wanted: str = request.path_params["model"]
-        card = replies.model_card(await self._engine.describe(), self._started)
-        if wanted != card["id"]:
-            raise NotFound(f"the model {shown(wanted)} is not served here", field="model")
-        return JSONResponse(card)
-
-    async def health(self, request: Request) -> Response:
-        """Liveness: this event loop answers."""
-        return JSONResponse({"status": "ok"})
-
-    async def ready(self, request: Request) -> Response:
-        reason = await self._engine.why_not_ready()
-        if reason is None:
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "reason": cap(reason)}, status_code=503)
-
-    async def metrics(self, request: Request) -> Response:
-        body, content_type = render(self._registry, request.headers.get("accept", ""))
-        return Response(body, headers={"content-type": content_type})
+    return framed(app, cors_origins)
 
 
 def _respond(error: ServiceError) -> Response:
@@ -121,6 +92,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # as registered
     path = shown(request.url.path)
     if error.status_code == 404:
+        what = unserved(request.url.path)
+        if what is not None:
+            return _respond(
+                http_errors.RouteNotFound(f"{path}: {what} is not served here", reason="UNSUPPORTED_ENDPOINT")
+            )
         return _respond(http_errors.RouteNotFound(f"there is nothing at {path}"))
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")

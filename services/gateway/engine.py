@@ -12,6 +12,7 @@ from typing import Protocol
 from opentelemetry.context import Context
 
 from services import names
+from services.keys import Principal
 from tercet.v1 import tokenizer_pb2
 
 
@@ -21,7 +22,8 @@ class EngineCall:
 
     request_id: always set, valid. tenant, priority: as the caller gave them in headers; None leaves the message's
     own, or the server's default. context: holds the caller's span, the parent of whatever the engine starts.
-    timeout_s: the whole call's, from now. started_ns: `time.monotonic_ns` when the request arrived here.
+    timeout_s: the whole call's, from now. started_ns: `time.monotonic_ns` when the request arrived here. principal:
+    whose key came with the request; None where no keys are asked for.
     """
 
     request_id: str
@@ -30,6 +32,7 @@ class EngineCall:
     context: Context
     timeout_s: float
     started_ns: int
+    principal: Principal | None = None
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -52,6 +55,18 @@ class TextEngine(Protocol):
         and when that returns the work is given up. Raises ServiceError, before or after any event.
         """
         ...
+
+    async def tokenize(
+        self, request: tokenizer_pb2.TokenizerServiceTokenizeRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceTokenizeResponse: ...
+
+    async def detokenize(
+        self, request: tokenizer_pb2.TokenizerServiceDetokenizeRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceDetokenizeResponse: ...
+
+    async def render_chat(
+        self, request: tokenizer_pb2.TokenizerServiceRenderChatRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceRenderChatResponse: ...
 
     async def describe(self) -> tokenizer_pb2.TokenizerServiceDescribeResponse:
         """The model served. Raises Unavailable while the chain is not complete."""

@@ -10,24 +10,28 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from opentelemetry.trace import Tracer
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from services import names
+from services.callers import read_caller
 from services.config import HttpLimits
 from services.errors import Cancelled, Internal, ServiceError, Unavailable
+from services.gate import OPEN_GATE, Gate
 from services.gateway import http_errors, replies
 from services.gateway.chunks import DONE, ChunkMaker, to_event, to_json
 from services.gateway.engine import EngineCall, TextEngine
-from services.gateway.intake import X_REQUEST_ID, draw_request_id, header_rows, read_body, read_head
+from services.gateway.intake import X_REQUEST_ID, draw_request_id, header_rows, only_header, read_body, read_head
 from services.gateway.json_body import JsonObject, parse_object
 from services.gateway.openai import Generation
 from services.gateway.outlet import Outlet, SlowReader
 from services.gateway.spans import RequestSpan
 from services.gateway.transcript import Transcript
+from services.keys import Principal
 from services.metrics import GatewayMetrics
 from tercet.v1 import tokenizer_pb2
 
@@ -47,13 +51,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What every exchange needs. clock: seconds since 1970."""
+    """What every exchange needs. clock: seconds since 1970. gate: who may ask."""
 
     engine: TextEngine
     limits: HttpLimits
     tracer: Tracer
     metrics: GatewayMetrics
     clock: Callable[[], float] = time.time
+    gate: Gate = OPEN_GATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,7 @@ class Exchange:
     async def _understand(self) -> Work:
         head = read_head(self._headers, self._request_id)
         self._name(head.request_id)
+        principal = self._desk.gate.admit(only_header(self._headers, names.MD_AUTHORIZATION))
         limits = self._desk.limits
         raw = await read_body(self._receive, head, limits.max_body_bytes, limits.body_timeout_s)
         generation = self._endpoint.read(parse_object(raw))
@@ -145,10 +151,13 @@ class Exchange:
             tenant=head.tenant,
             priority=head.priority,
             context=self._span.context,
-            timeout_s=limits.request_timeout_s,
+            timeout_s=self._desk.limits.request_timeout_s,
             started_ns=self._started_ns,
+            principal=principal,
         )
-        return Work(generation, call, self._transcript)
+        return Work(
+            generation, call if principal is None else _spelled_out(call, generation, principal), self._transcript
+        )
 
     async def _until_disconnect(self, work: Coroutine[None, None, None]) -> None:
         """Run `work` to its end, or cancel it when the client leaves; it is over when this returns."""
@@ -243,6 +252,14 @@ class Exchange:
 
     def _created(self) -> int:
         return int(self._desk.clock())
+
+
+def _spelled_out(call: EngineCall, generation: Generation, principal: Principal) -> EngineCall:
+    """With the key's tenant and a priority that it allows: an engine behind a channel knows this process's key only."""
+    context = generation.request.context
+    caller = read_caller(context, call.metadata, call.request_id, principal)
+    context.priority = caller.priority
+    return replace(call, tenant=caller.tenant, priority=caller.priority)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -97,10 +97,13 @@ def body_of(error: ServiceError, prompt_parameter: str = "prompt") -> ErrorBody:
 
 
 def headers_of(error: ServiceError) -> dict[str, str]:
-    """Retry-After in whole seconds, rounded up, where the error says when; Allow for a wrong method."""
+    """Retry-After in whole seconds, rounded up, where the error says when; Allow for a wrong method;
+    WWW-Authenticate where a key is missing or wrong."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = error.allowed
     return headers

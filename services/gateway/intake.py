@@ -38,7 +38,7 @@ def header_rows(scope: Scope) -> list[tuple[str, str]]:
 
 def read_head(rows: Sequence[tuple[str, str]], new_request_id: str) -> Head:
     """Check the headers. Raises InvalidArgument naming the header; new_request_id serves where none was given."""
-    encoding = _only(rows, "content-encoding")
+    encoding = only_header(rows, "content-encoding")
     if encoding not in (None, "identity"):
         raise InvalidArgument(
             "content-encoding must be identity: bodies are not decompressed", field="content-encoding"
@@ -80,7 +80,8 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body is larger than {max_bytes} bytes", limit=max_bytes)
 
 
-def _only(rows: Sequence[tuple[str, str]], name: str) -> str | None:
+def only_header(rows: Sequence[tuple[str, str]], name: str) -> str | None:
+    """Its value; None: it isn't there. Raises InvalidArgument where it comes twice with different values."""
     values = {value for key, value in rows if key == name}
     if len(values) > 1:
         raise InvalidArgument(f"the header {name} comes twice with different values", field=name)
@@ -96,7 +97,7 @@ def _request_id(rows: Sequence[tuple[str, str]]) -> str | None:
 
 
 def _name(rows: Sequence[tuple[str, str]], header: str) -> str | None:
-    value = _only(rows, header)
+    value = only_header(rows, header)
     if value is not None and REQUEST_ID_FORMAT.fullmatch(value) is None:
         raise InvalidArgument(
             f"the header {header} must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", field=header, limit=128
@@ -105,7 +106,7 @@ def _name(rows: Sequence[tuple[str, str]], header: str) -> str | None:
 
 
 def _priority(rows: Sequence[tuple[str, str]]) -> int | None:
-    value = _only(rows, names.MD_PRIORITY)
+    value = only_header(rows, names.MD_PRIORITY)
     if value is None:
         return None
     digits = value.removeprefix("-")
@@ -119,7 +120,7 @@ def _priority(rows: Sequence[tuple[str, str]]) -> int | None:
 
 
 def _content_length(rows: Sequence[tuple[str, str]]) -> int | None:
-    value = _only(rows, "content-length")
+    value = only_header(rows, "content-length")
     if value is None:
         return None
     if not (value.isascii() and value.isdecimal() and len(value) <= 18):

@@ -9,11 +9,11 @@ cancelled.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 ASIDE_TIMEOUT_S: Final = 3.0
 POLL_S: Final = 1.0
 RESUME_GRACE_S: Final = 60.0
+
+T = TypeVar("T")
 
 Request = tokenizer_pb2.TokenizerServiceGenerateRequest
 Response = tokenizer_pb2.TokenizerServiceGenerateResponse
@@ -146,12 +148,41 @@ class RemoteEngine:
 
     async def describe(self) -> Description:
         """See TextEngine."""
+        return await self._ask(lambda one: one.describe())
+
+    async def tokenize(
+        self, request: tokenizer_pb2.TokenizerServiceTokenizeRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceTokenizeResponse:
+        return await self._ask(
+            lambda one: one.calls.Tokenize(request, timeout=call.timeout_s, metadata=_metadata(call))
+        )
+
+    async def detokenize(
+        self, request: tokenizer_pb2.TokenizerServiceDetokenizeRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceDetokenizeResponse:
+        return await self._ask(
+            lambda one: one.calls.Detokenize(request, timeout=call.timeout_s, metadata=_metadata(call))
+        )
+
+    async def render_chat(
+        self, request: tokenizer_pb2.TokenizerServiceRenderChatRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceRenderChatResponse:
+        return await self._ask(
+            lambda one: one.calls.RenderChat(request, timeout=call.timeout_s, metadata=_metadata(call))
+        )
+
+    async def _ask(self, question: Callable[[Tokenizer], Awaitable[T]]) -> T:
+        """The first that answers. What is about the question itself is not asked again elsewhere."""
         failure: ServiceError = Unavailable("there is no tokenizer")
         for one in self._tokenizers.able() or self._tokenizers:
             try:
-                return await one.describe()
+                return await question(one)
             except ServiceError as error:
                 failure = error
+            except grpc.aio.AioRpcError as error:
+                failure = from_rpc_error(error)
+                if not isinstance(failure, Unavailable):
+                    break
         raise failure
 
     async def why_not_ready(self) -> str | None:

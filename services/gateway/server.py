@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.address import Address
 from services.errors import FailedPrecondition
+from services.trust import Certificates
 
 BACKLOG: Final = 1024
 HEADER_LIMIT_BYTES: Final = 64 << 10
@@ -67,10 +69,11 @@ class HttpServer:
                 os.unlink(self.address.host)
 
 
-async def serve(app: ASGIApp, address: Address) -> HttpServer:
+async def serve(app: ASGIApp, address: Address, tls: Certificates | None = None) -> HttpServer:
     """Serve `app` at `address` in the running event loop.
 
-    Raises FailedPrecondition naming the address and the reason when it cannot be had.
+    tls: for host:port; a Unix socket is plain. Raises FailedPrecondition naming the address and the reason when it
+    cannot be had.
     """
     listener = _listen(address)
     # h11 bounds the size of a request's head; httptools does not.
@@ -87,6 +90,10 @@ async def serve(app: ASGIApp, address: Address) -> HttpServer:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
+    if tls is not None and not address.is_unix:
+        config.ssl_certfile, config.ssl_keyfile = tls.cert, tls.key
+        config.ssl_ca_certs = tls.client_ca
+        config.ssl_cert_reqs = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
     server = _Server(config)
     task = asyncio.get_running_loop().create_task(server.serve([listener]), name="gateway-http")
     while not server.started:

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from services.scheduler.quota_settings import parse_quotas
 from services.scheduler.record import Recorder
 from services.scheduler.report import SchedulerReport
 from services.scheduler.service import SchedulerServicer
+from services.trust import open_trust
 from tercet.v1 import scheduler_pb2_grpc
 
 SERVICE: Final = "tercet.v1.SchedulerService"
@@ -33,8 +34,11 @@ log = logging.getLogger(__name__)
 
 
 async def serve(config: SchedulerConfig, process: Process) -> None:
+    trust = open_trust(config.trust, config.calls, config.keys.api_keys)
+    trust.check_targets(config.executors)
     report = SchedulerReport(SchedulerMetrics.make(process.metrics.registry), config.slow_request_s)
-    core = SchedulerCore(_core_config(config))
+    core_config = _core_config(config, trust.gate.users.quotas)
+    core = SchedulerCore(core_config)
     engine = Engine(
         core,
         EngineConfig(
@@ -63,9 +67,9 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
 
     async with AsyncExitStack() as stack:
         if config.record is not None:
-            core.listener = stack.enter_context(_recorder(config)).note
+            core.listener = stack.enter_context(_recorder(config, core_config)).note
         for target in config.executors:
-            channel = await stack.enter_async_context(make_channel(target))
+            channel = await stack.enter_async_context(make_channel(target, outgoing=trust.outgoing))
             leases.append(Lease(target, channel, engine, scheduler_id, changed))
         changed()
         servicer = SchedulerServicer(
@@ -82,6 +86,7 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
                 config.net,
                 lambda server: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server),
                 slow_reader_s=config.slow_reader_s,
+                trust=trust,
             )
         )
         tasks = [asyncio.create_task(lease.run()) for lease in leases]
@@ -96,9 +101,9 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _recorder(config: SchedulerConfig) -> Recorder:
+def _recorder(config: SchedulerConfig, core_config: CoreConfig) -> Recorder:
     try:
-        return Recorder(Path(config.record or ""), _core_config(config))
+        return Recorder(Path(config.record or ""), core_config)
     except OSError as error:
         raise StartError(f"--record {config.record}: {error.strerror}") from error
 
@@ -112,8 +117,9 @@ async def _tick(engine: Engine) -> None:
         await asyncio.sleep(TICK_S)
 
 
-def _core_config(config: SchedulerConfig) -> CoreConfig:
-    default_quota, quotas = parse_quotas(config.tenant_quotas)
+def _core_config(config: SchedulerConfig, of_keys: Mapping[str, str]) -> CoreConfig:
+    """of_keys: quotas of tenants that the file of API keys names."""
+    default_quota, quotas = parse_quotas([*config.tenant_quotas, *(f"{name}={text}" for name, text in of_keys.items())])
     return CoreConfig(
         policy=config.policy,
         max_queued_requests=config.max_queued_requests,

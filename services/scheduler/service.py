@@ -94,7 +94,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         call = call_context(context)
         caller = Caller("", call.request_id, 1, 0)
         try:
-            caller = read_caller(request.context, call.metadata, call.request_id)
+            caller = read_caller(request.context, call.metadata, call.request_id, call.principal)
             admission = read_generate(
                 request,
                 caller=caller,
@@ -214,7 +214,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def PinPrefix(
         self, request: scheduler_pb2.SchedulerServicePinPrefixRequest, context: Context
     ) -> scheduler_pb2.SchedulerServicePinPrefixResponse:
-        caller = read_caller(request.context, call_context(context).metadata, "")
+        call = call_context(context)
+        caller = read_caller(request.context, call.metadata, "", call.principal)
         prompt_ids = read_prompt(request.prompt_ids, self._engine.served_model())
         pinned = self._engine.pin(caller.tenant, read_cache(request.cache), prompt_ids, request.ttl_ns)
         return scheduler_pb2.SchedulerServicePinPrefixResponse(pinned_tokens=pinned.tokens, ttl_ns=pinned.ttl_ns)
@@ -265,7 +266,7 @@ def _deadline_left_ns(context: Context) -> int | None:
 def _named(message: common_pb2.RequestContext, context: Context) -> tuple[str, str, int | None]:
     """Which request a Stop or Abort means: tenant, id, and the attempt if it is named."""
     call = call_context(context)
-    caller = read_caller(message, call.metadata, "")
+    caller = read_caller(message, call.metadata, "", call.principal)
     if not caller.request_id:
         raise InvalidArgument("context.request_id is missing", field="context.request_id")
     return caller.tenant, caller.request_id, caller.attempt if message.HasField("attempt") else None

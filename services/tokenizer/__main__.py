@@ -22,6 +22,7 @@ from services.tokenizer.prompts import PromptLimits, Prompts
 from services.tokenizer.report import EdgeReport, SchedulerGauges
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.service import TokenizerServicer
+from services.trust import open_trust
 from tercet.v1 import tokenizer_pb2_grpc
 
 HTTP_GRACE_S: Final = 1.0  # the answers are complete by then; this is for their last bytes
@@ -29,6 +30,11 @@ SERVICE: Final = "tercet.v1.TokenizerService"
 
 
 async def serve(config: TokenizerConfig, process: Process) -> None:
+    trust = open_trust(config.trust, config.calls, config.keys.api_keys)
+    trust.check_targets(config.scheduler)
+    http_tls = trust.http(config.http_trust.http_client_ca)
+    if config.http is not None:
+        trust.check_listen("--http", config.http, http_tls)
     text = load_text(config.model)
     name, model, template = text.name, text.model, text.template
     tracer = process.telemetry.tracer
@@ -37,8 +43,8 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
         doors = [
             Door(
                 target,
-                await stack.enter_async_context(make_channel(target, tracer)),
-                await stack.enter_async_context(make_channel(target)),
+                await stack.enter_async_context(make_channel(target, tracer, outgoing=trust.outgoing)),
+                await stack.enter_async_context(make_channel(target, outgoing=trust.outgoing)),
             )
             for target in config.scheduler
         ]
@@ -64,12 +70,20 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
                 config.net,
                 lambda server: tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server),
                 slow_reader_s=config.slow_reader_s,
+                trust=trust,
             )
         )
         http = None
         if config.http is not None:
-            app = make_app(edge, config.http_limits, tracer=tracer, registry=process.metrics.registry)
-            http = await serve_http(app, parse_address(config.http))
+            app = make_app(
+                edge,
+                config.http_limits,
+                tracer=tracer,
+                registry=process.metrics.registry,
+                gate=trust.gate,
+                cors_origins=config.http_trust.cors_origins,
+            )
+            http = await serve_http(app, parse_address(config.http), http_tls)
         await process.stop.wait()
         process.readiness.close("draining")
         edge.drain()

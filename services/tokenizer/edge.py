@@ -24,7 +24,7 @@ from services.gateway.engine import EngineCall
 from services.hops import keep_margin
 from services.peers import Route, State
 from services.rpc_errors import from_rpc_error
-from services.tokenizer import placement, upstream
+from services.tokenizer import placement, upstream, verbs
 from services.tokenizer.answer import Answer, AnswerRules
 from services.tokenizer.chain import ChainState
 from services.tokenizer.house import House
@@ -110,7 +110,8 @@ class TextEdge:
         metadata: of the gRPC call, where the message came over one; it says who asks, and not `call`.
         """
         with self._report.request(request, call) as told, self._house.guest():
-            caller = read_caller(request.context, call.metadata if metadata is None else metadata, call.request_id)
+            given = call.metadata if metadata is None else metadata
+            caller = read_caller(request.context, given, call.request_id, call.principal)
             told.identify(caller)
             async with aclosing(self._answer(request, call, caller, told)) as events:
                 async for event in events:
@@ -205,6 +206,21 @@ class TextEdge:
         self._streams.add(stream)
         stream.add_done_callback(self._streams.discard)
         return stream
+
+    async def tokenize(
+        self, request: tokenizer_pb2.TokenizerServiceTokenizeRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceTokenizeResponse:
+        return await verbs.tokenize(self._model, self._prompts, request)
+
+    async def detokenize(
+        self, request: tokenizer_pb2.TokenizerServiceDetokenizeRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceDetokenizeResponse:
+        return await verbs.detokenize(self._prompts, request)
+
+    async def render_chat(
+        self, request: tokenizer_pb2.TokenizerServiceRenderChatRequest, call: EngineCall
+    ) -> tokenizer_pb2.TokenizerServiceRenderChatResponse:
+        return await verbs.render_chat(self._prompts, request)
 
     async def describe(self) -> tokenizer_pb2.TokenizerServiceDescribeResponse:
         """This edge's own model; what only the chain knows (context length, weights, numerics) once it is complete."""

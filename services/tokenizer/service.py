@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from services.gateway.engine import EngineCall
 from services.rpc_server import call_context
+from services.tokenizer import verbs
 from services.tokenizer.edge import TextEdge
 from services.tokenizer.export import TokenizerZip
 from services.tokenizer.prompts import Prompts
@@ -38,27 +39,24 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             context=call.context,
             timeout_s=NO_DEADLINE_S if left is None else left,
             started_ns=call.started_ns,
+            principal=call.principal,
         )
         return self._edge.generate(request, engine_call, call.metadata)
 
     async def Tokenize(
         self, request: tokenizer_pb2.TokenizerServiceTokenizeRequest, context: Context
     ) -> tokenizer_pb2.TokenizerServiceTokenizeResponse:
-        ids = await self._prompts.encode_text(request.text, add_special=request.add_special_tokens)
-        pieces = [self._model.token_bytes(one) for one in ids] if request.return_pieces else ()
-        return tokenizer_pb2.TokenizerServiceTokenizeResponse(token_ids=ids, pieces=pieces)
+        return await verbs.tokenize(self._model, self._prompts, request)
 
     async def Detokenize(
         self, request: tokenizer_pb2.TokenizerServiceDetokenizeRequest, context: Context
     ) -> tokenizer_pb2.TokenizerServiceDetokenizeResponse:
-        text = await self._prompts.decode(request.token_ids, skip_special=not request.keep_special_tokens)
-        return tokenizer_pb2.TokenizerServiceDetokenizeResponse(text=text)
+        return await verbs.detokenize(self._prompts, request)
 
     async def RenderChat(
         self, request: tokenizer_pb2.TokenizerServiceRenderChatRequest, context: Context
     ) -> tokenizer_pb2.TokenizerServiceRenderChatResponse:
-        rendered, ids = await self._prompts.encode_chat(request.chat)
-        return tokenizer_pb2.TokenizerServiceRenderChatResponse(text=rendered.text, token_ids=ids)
+        return await verbs.render_chat(self._prompts, request)
 
     async def GetTokenizer(
         self, request: tokenizer_pb2.TokenizerServiceGetTokenizerRequest, context: Context

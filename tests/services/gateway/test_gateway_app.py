@@ -434,7 +434,10 @@ async def test_unknown_paths_and_methods() -> None:
     async with gateway.client() as client:
         missing = await client.post("/v1/embeddings", json={})
         assert missing.status_code == 404
-        assert missing.json()["error"]["code"] == "unknown_url"
+        assert missing.json()["error"]["code"] == "unsupported_endpoint"
+        unknown = await client.post("/v1/nothing", json={})
+        assert unknown.status_code == 404
+        assert unknown.json()["error"]["code"] == "unknown_url"
         assert "/v1/embeddings" in missing.json()["error"]["message"]
         assert (await client.get("/v1/models/")).status_code == 404
         wrong = await client.get(CHAT)
