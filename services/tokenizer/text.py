@@ -8,16 +8,14 @@ of a control token comes out of text that is not allowed to hold one.
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
-from tokenizers.models import BPE
+from tokenizers import AddedToken, processors
 
+from services.tokenizer.engines import ENGINES
 from services.tokenizer.invalid import InvalidText, InvalidTokenizer, require_scalar_values
-from services.tokenizer.pretokenizers import PRE_TOKENIZERS
-from services.tokenizer.vocabulary import TokenType, Vocabulary, byte_value, read_vocabulary
+from services.tokenizer.vocabulary import SpacePrefix, TokenType, Vocabulary, read_vocabulary
 
 _SPECIAL = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 
@@ -44,15 +42,13 @@ class TextModel:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._bytes = tuple(map(_bytes_of, vocabulary.tokens, vocabulary.types))
-        self._engine = _engine(vocabulary)
+        self._kind = ENGINES[vocabulary.model]
+        self._bytes = tuple(map(self._kind.token_bytes, vocabulary.tokens, vocabulary.types))
+        self._engine = self._kind.make(vocabulary)
         self._control_ids = {
             text: i for i, text in enumerate(vocabulary.tokens) if vocabulary.types[i] is TokenType.CONTROL
         }
         self._control = control_pattern(self._control_ids)
-        self._nfc = PRE_TOKENIZERS[vocabulary.pre].nfc
-        spoken = {text for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if _is_spoken(kind)}
-        self._known_bytes = bytes(b for b, char in enumerate(_ALPHABET) if char in spoken)
         self.hash = vocabulary.fingerprint()
 
     @property
@@ -134,28 +130,36 @@ class TextModel:
             if control_id is None:
                 plain.append(piece)
                 continue
-            ids += self._encode_plain("".join(plain))
+            ids += self._encode_plain("".join(plain), is_first=not ids)
             plain.clear()
             ids.append(control_id)
-        ids += self._encode_plain("".join(plain))
+        ids += self._encode_plain("".join(plain), is_first=not ids)
         bos = self._vocabulary.bos_id
         if add_special and self._vocabulary.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
 
-    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Sequence[int], skip_special: bool = True, *, is_continued: bool = False) -> str:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD as in `bytes.decode(errors="replace")`.
+
+        Args:
+            ids: of a whole text: the space that encoding put before it is left out again.
+            skip_special: leave special tokens out.
+            is_continued: text stands before these ids (they are an answer), so every space is the text's own.
 
         Raises:
             InvalidText: an id is outside the vocabulary.
         """
         kept = (i for i in ids if not (skip_special and self.is_special(i)))
-        return b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
+        data = b"".join(map(self.token_bytes, kept))
+        if self._vocabulary.prefix is not SpacePrefix.NEVER and not is_continued:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", errors="replace")
 
     def to_json(self) -> str:
         """The tokenizer in the JSON form of the `tokenizers` library, control tokens and BOS included."""
         vocabulary = self._vocabulary
-        whole = _assemble(vocabulary, vocabulary.tokens, range(self.vocab_size))
+        whole = self._kind.whole(vocabulary)
         whole.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in self._control_ids])
         before, after = [], []
         if vocabulary.add_bos and vocabulary.bos_id is not None:
@@ -182,25 +186,11 @@ class TextModel:
             for piece, is_control in split_control(self._control, segment.text):
                 yield piece, self._control_ids[piece] if is_control else None
 
-    def _encode_plain(self, text: str) -> list[int]:
+    def _encode_plain(self, text: str, *, is_first: bool) -> list[int]:
         if not text:
             return []
         require_scalar_values("text", text)
-        if len(self._known_bytes) < 256:
-            self._require_known_bytes(text)
-        ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def _require_known_bytes(self, text: str) -> None:
-        # Some vocabularies lack rare bytes, and the engine would drop them without a word.
-        data = (unicodedata.normalize("NFC", text) if self._nfc else text).encode("utf-8")
-        missing = data.translate(None, delete=self._known_bytes)
-        if missing:
-            position = len(data[: data.index(missing[0])].decode("utf-8", errors="ignore"))
-            raise InvalidText(
-                "text",
-                f"character {position} needs byte 0x{missing[0]:02x}, which this model's vocabulary lacks",
-            )
+        return self._engine.encode(text, is_first=is_first)
 
 
 def control_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
@@ -242,59 +232,3 @@ def split_control(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, bo
         end = match.end()
     if end < len(text):
         yield text[end:], False
-
-
-def _is_spoken(kind: TokenType) -> bool:
-    return kind in (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
-
-
-def _engine(vocabulary: Vocabulary) -> Tokenizer:
-    """The engine for ordinary text: it cannot produce a control token, since it does not hold one."""
-    spoken = [i for i, kind in enumerate(vocabulary.types) if _is_spoken(kind)]
-    return _assemble(vocabulary, (vocabulary.tokens[i] for i in spoken), spoken)
-
-
-def _assemble(vocabulary: Vocabulary, texts: Iterable[str], ids: Iterable[int]) -> Tokenizer:
-    kind = PRE_TOKENIZERS[vocabulary.pre]
-    model = BPE(
-        vocab=dict(zip(texts, ids, strict=True)),
-        merges=list(vocabulary.merges),
-        ignore_merges=kind.ignore_merges,
-    )
-    engine = Tokenizer(model)
-    if kind.nfc:
-        engine.normalizer = normalizers.NFC()
-    engine.pre_tokenizer = kind.build()
-    engine.decoder = decoders.ByteLevel()
-    added = [
-        AddedToken(text, normalized=False, special=False)
-        for text, token_type in zip(vocabulary.tokens, vocabulary.types, strict=True)
-        if token_type is TokenType.USER_DEFINED
-    ]
-    if added:
-        engine.add_tokens(added)
-    return engine
-
-
-def _byte_alphabet() -> str:
-    """The byte-level alphabet of GPT-2: printable Latin-1 stands for itself, the rest from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    moved = iter(range(0x100, 0x200))
-    return "".join(chr(b) if b in printable else chr(next(moved)) for b in range(256))
-
-
-_ALPHABET = _byte_alphabet()
-# To Latin-1, one byte per character; characters outside the alphabet go where Latin-1 cannot follow.
-_TO_LATIN_1 = dict.fromkeys(range(256), 0xFFFF) | {ord(char): b for b, char in enumerate(_ALPHABET)}
-
-
-def _bytes_of(text: str, kind: TokenType) -> bytes:
-    if kind is TokenType.NORMAL:
-        try:
-            return text.translate(_TO_LATIN_1).encode("latin-1")
-        except UnicodeEncodeError:
-            return text.encode("utf-8")
-    if kind is TokenType.BYTE:
-        value = byte_value(text)
-        return text.encode("utf-8") if value is None else bytes([value])
-    return text.encode("utf-8")

@@ -6,21 +6,24 @@ that exists has unique texts, merges whose two parts and result are tokens, and 
 """
 
 import hashlib
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
+from services.tokenizer import metadata as read
+from services.tokenizer.charsmap import check_charsmap
 from services.tokenizer.invalid import InvalidTokenizer
+from services.tokenizer.merges import merges_by_score
+from services.tokenizer.metadata import PREFIX
 from services.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 21
-MAX_TOKEN_CHARS = 1 << 16
 MAX_CONTROL_TOKENS = 1 << 14
 MAX_CONTROL_CHARS = 128
-
-_P = "tokenizer.ggml."
-SUPPORTED_MODELS = ("gpt2",)
+MAX_CHARSMAP_BYTES = 1 << 22
+MAX_PIECE_CHARS = 1 << 24  # of all pieces together, where merges are found by trying every cut
 
 
 class TokenType(IntEnum):
@@ -34,34 +37,66 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+class SpacePrefix(StrEnum):
+    """Where a space is put before text: nowhere, before each stretch between special tokens, or before the first
+    character of all alone."""
+
+    NEVER = "never"
+    ALWAYS = "always"
+    FIRST = "first"
+
+
 # Control tokens that end a turn or a document by the convention of the families served here, even where a
 # file's metadata names only one of them as EOS. They count only if the file types them as control.
 END_OF_GENERATION_TEXTS = frozenset(
-    {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "</s>"}
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|endoftext|>",
+        "<|end|>",
+        "</s>",
+        "<end_of_turn>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A byte-level BPE vocabulary.
+    """The tokens of a model, and the rules that make ids of text.
 
     Attributes:
-        tokens: text of each id, in the byte-level alphabet where the type is NORMAL.
+        model: row name in `engines.ENGINES`: gpt2 (byte-level BPE), llama (SentencePiece BPE), t5 (unigram).
+        tokens: text of each id; where the type is NORMAL, in the byte-level alphabet (gpt2), or with U+2581
+            for a space (llama, t5).
         types: type of each id.
-        merges: pairs, by rank.
-        pre: row name in `PRE_TOKENIZERS`.
+        merges: pairs, by rank (gpt2, llama).
+        scores: log probability of each id (t5).
+        pre: row name in `PRE_TOKENIZERS` (gpt2).
+        prefix: whether text begins with a space that nobody wrote (llama, t5).
+        is_space_merged: runs of spaces count as one, none at the ends (t5).
+        charsmap: SentencePiece's table of characters that are replaced first (t5); empty for none.
         bos_id, eos_id: as the metadata says, or None.
+        unknown_id: of what the vocabulary cannot spell (llama, t5).
         eos_ids: every id that ends generation, `eos_id` first, the others ascending.
         add_bos, add_eos: whether encode puts them around a text.
         notes: what the file left open and which default was taken; for the log.
     """
 
+    model: str
     tokens: tuple[str, ...]
     types: tuple[TokenType, ...]
     merges: tuple[tuple[str, str], ...]
+    scores: tuple[float, ...]
     pre: str
+    prefix: SpacePrefix
+    is_space_merged: bool
+    charsmap: bytes
     bos_id: int | None
     eos_id: int | None
+    unknown_id: int | None
     eos_ids: tuple[int, ...]
     add_bos: bool
     add_eos: bool
@@ -77,6 +112,9 @@ class Vocabulary:
             lengths = ",".join(map(str, map(len, texts)))
             digest.update(f"{len(texts)}:{lengths};".encode() + "".join(texts).encode("utf-8"))
 
+        if self.model != "gpt2":
+            put("model", self.model, self.prefix, self.is_space_merged, self.unknown_id, self.charsmap.hex())
+            digest.update(struct.pack(f"<{len(self.scores)}d", *self.scores))
         put("pre", self.pre, "flags", self.add_bos, self.add_eos, "ids", self.bos_id, self.eos_id)
         put(*self.eos_ids)
         put(*self.tokens)
@@ -85,86 +123,180 @@ class Vocabulary:
         return digest.hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What differs from model to model."""
+
+    merges: tuple[tuple[str, str], ...] = ()
+    scores: tuple[float, ...] = ()
+    pre: str = ""
+    prefix: SpacePrefix = SpacePrefix.NEVER
+    is_space_merged: bool = False
+    charsmap: bytes = b""
+    unknown_id: int | None = None
+    default_add_bos: bool = False
+    default_add_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a model's rules are read from."""
+
+    metadata: Mapping[str, object]
+    tokens: tuple[str, ...]
+    ids: Mapping[str, int]
+    types: tuple[TokenType, ...]
+    notes: list[str]
+
+
 def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
     """Check the metadata of a GGUF file and return its vocabulary.
 
     Raises:
         InvalidTokenizer: names the key, and for an entry its index.
     """
-    model = _text(metadata, _P + "model")
-    if model not in SUPPORTED_MODELS:
-        raise InvalidTokenizer(_P + "model", f"{model!r} is not supported; supported: gpt2 (byte-level BPE)")
-    pre = _text(metadata, _P + "pre")
-    if pre not in PRE_TOKENIZERS:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise InvalidTokenizer(_P + "pre", f"{pre!r} is not supported; supported: {known}")
-    if metadata.get(_P + "add_space_prefix", False) is not False:
-        raise InvalidTokenizer(_P + "add_space_prefix", "a prefix space is not supported for model gpt2")
+    model = read.text(metadata, PREFIX + "model")
+    if model not in _READERS:
+        known = ", ".join(f"{name} ({row.description})" for name, row in _READERS.items())
+        raise InvalidTokenizer(PREFIX + "model", f"{model!r} is not supported; supported: {known}")
+    reader = _READERS[model]
+    reader.check_pre(metadata)
 
-    tokens = _strings(metadata, _P + "tokens", MAX_TOKENS)
+    tokens = read.strings(metadata, PREFIX + "tokens", MAX_TOKENS)
     ids = _ids_by_text(tokens)
     types = _types(metadata, tokens)
-    merges = _merges(metadata, ids, types)
-
     notes: list[str] = []
-    bos_id = _id(metadata, "bos_token_id", len(tokens))
-    eos_id = _id(metadata, "eos_token_id", len(tokens))
-    add_bos = _flag(metadata, "add_bos_token", PRE_TOKENIZERS[pre].default_add_bos, notes)
-    add_eos = _flag(metadata, "add_eos_token", False, notes)
+    rules = reader.rules(_Given(metadata, tokens, ids, types, notes))
+
+    bos_id = read.token_id(metadata, "bos_token_id", len(tokens))
+    eos_id = read.token_id(metadata, "eos_token_id", len(tokens))
+    add_bos = read.flag(metadata, "add_bos_token", rules.default_add_bos, notes)
+    add_eos = read.flag(metadata, "add_eos_token", rules.default_add_eos, notes)
     for wanted, token_id, name in ((add_bos, bos_id, "bos"), (add_eos, eos_id, "eos")):
         if wanted and token_id is None:
-            raise InvalidTokenizer(f"{_P}{name}_token_id", f"missing, though add_{name}_token is in force")
+            raise InvalidTokenizer(f"{PREFIX}{name}_token_id", f"missing, though add_{name}_token is in force")
     if eos_id is None:
-        notes.append(f"{_P}eos_token_id is missing")
+        notes.append(f"{PREFIX}eos_token_id is missing")
 
-    named = {_id(metadata, key, len(tokens)) for key in ("eot_token_id", "eom_token_id")}
-    by_text = {ids[text] for text in END_OF_GENERATION_TEXTS if text in ids}
-    ends = {i for i in named if i is not None} | {i for i in by_text if types[i] is TokenType.CONTROL}
-    eos_ids = (() if eos_id is None else (eos_id,)) + tuple(sorted(ends - {eos_id}))
-    return Vocabulary(tokens, types, merges, pre, bos_id, eos_id, eos_ids, add_bos, add_eos, tuple(notes))
-
-
-def _text(metadata: Mapping[str, object], key: str) -> str:
-    value = metadata.get(key)
-    if value is None:
-        raise InvalidTokenizer(key, "missing")
-    if not isinstance(value, str):
-        raise InvalidTokenizer(key, f"must be a string, not {type(value).__name__}")
-    return value
-
-
-def _array(metadata: Mapping[str, object], key: str, limit: int) -> tuple[object, ...]:
-    value = metadata.get(key)
-    if value is None:
-        raise InvalidTokenizer(key, "missing")
-    if not isinstance(value, tuple):
-        raise InvalidTokenizer(key, f"must be an array, not {type(value).__name__}")
-    if len(value) > limit:
-        raise InvalidTokenizer(key, f"has {len(value)} entries; at most {limit} are accepted")
-    return value
+    named = (read.token_id(metadata, key, len(tokens)) for key in ("eot_token_id", "eom_token_id"))
+    return Vocabulary(
+        model=model,
+        tokens=tokens,
+        types=types,
+        merges=rules.merges,
+        scores=rules.scores,
+        pre=rules.pre,
+        prefix=rules.prefix,
+        is_space_merged=rules.is_space_merged,
+        charsmap=rules.charsmap,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        unknown_id=rules.unknown_id,
+        eos_ids=ends_of_generation(tokens, types, eos_id, {i for i in named if i is not None}),
+        add_bos=add_bos,
+        add_eos=add_eos,
+        notes=tuple(notes),
+    )
 
 
-def _strings(metadata: Mapping[str, object], key: str, limit: int) -> tuple[str, ...]:
-    out = []
-    for index, value in enumerate(_array(metadata, key, limit)):
-        if not isinstance(value, str):
-            raise InvalidTokenizer(f"{key}[{index}]", f"must be a string, not {type(value).__name__}")
-        if len(value) > MAX_TOKEN_CHARS:
-            raise InvalidTokenizer(f"{key}[{index}]", f"{len(value)} characters; at most {MAX_TOKEN_CHARS}")
-        if not value.isascii() and not _is_unicode(value):
-            raise InvalidTokenizer(f"{key}[{index}]", "is not valid Unicode text")
-        out.append(value)
-    if not out:
-        raise InvalidTokenizer(key, "is empty")
-    return tuple(out)
+def ends_of_generation(
+    tokens: tuple[str, ...], types: tuple[TokenType, ...], eos_id: int | None, named: set[int]
+) -> tuple[int, ...]:
+    """EOS first, then the others that are named and those that end a turn by convention, ascending."""
+    by_text = {
+        index
+        for index, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind is TokenType.CONTROL and text in END_OF_GENERATION_TEXTS
+    }
+    return (() if eos_id is None else (eos_id,)) + tuple(sorted((named | by_text) - {eos_id}))
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _pre_of_table(metadata: Mapping[str, object]) -> None:
+    pre = read.text(metadata, PREFIX + "pre")
+    if pre not in PRE_TOKENIZERS:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        raise InvalidTokenizer(PREFIX + "pre", f"{pre!r} is not supported; supported: {known}")
+    if metadata.get(PREFIX + "add_space_prefix", False) is not False:
+        raise InvalidTokenizer(PREFIX + "add_space_prefix", "a prefix space is not supported for model gpt2")
+
+
+def _pre_default(metadata: Mapping[str, object]) -> None:
+    pre = metadata.get(PREFIX + "pre", "default")
+    if pre != "default":
+        raise InvalidTokenizer(PREFIX + "pre", f"{pre!r:.40} is not supported for this model; supported: default")
+
+
+def _gpt2_rules(given: _Given) -> _Rules:
+    pre = read.text(given.metadata, PREFIX + "pre")
+    return _Rules(
+        merges=_merges(given.metadata, given.ids, given.types),
+        pre=pre,
+        default_add_bos=PRE_TOKENIZERS[pre].default_add_bos,
+    )
+
+
+def _llama_rules(given: _Given) -> _Rules:
+    if given.metadata.get(PREFIX + "remove_extra_whitespaces", False) is not False:
+        raise InvalidTokenizer(PREFIX + "remove_extra_whitespaces", "is not supported for model llama")
+    scores = read.floats(given.metadata, PREFIX + "scores", len(given.tokens))
+    size = sum(map(len, given.tokens))
+    if size > MAX_PIECE_CHARS:
+        raise InvalidTokenizer(PREFIX + "tokens", f"{size} characters together; at most {MAX_PIECE_CHARS}")
+    spoken = {
+        text: score
+        for text, kind, score in zip(given.tokens, given.types, scores, strict=True)
+        if kind is TokenType.NORMAL
+    }
+    merges = merges_by_score(spoken)
+    if len(merges) > MAX_MERGES:
+        raise InvalidTokenizer(PREFIX + "tokens", f"stand for {len(merges)} merges; at most {MAX_MERGES}")
+    return _Rules(
+        merges=merges,
+        prefix=_prefix(given, default=True),
+        unknown_id=_unknown_id(given),
+        default_add_bos=True,
+    )
+
+
+def _t5_rules(given: _Given) -> _Rules:
+    charsmap = read.octets(given.metadata, PREFIX + "precompiled_charsmap", MAX_CHARSMAP_BYTES)
+    check_charsmap(PREFIX + "precompiled_charsmap", charsmap)
+    return _Rules(
+        scores=read.floats(given.metadata, PREFIX + "scores", len(given.tokens)),
+        prefix=_prefix(given, default=False),
+        is_space_merged=read.flag(given.metadata, "remove_extra_whitespaces", False, given.notes),
+        charsmap=charsmap,
+        unknown_id=_unknown_id(given),
+        default_add_eos=True,
+    )
+
+
+def _prefix(given: _Given, *, default: bool) -> SpacePrefix:
+    is_added = read.flag(given.metadata, "add_space_prefix", default, given.notes)
+    return SpacePrefix.ALWAYS if is_added else SpacePrefix.NEVER
+
+
+def _unknown_id(given: _Given) -> int:
+    found = read.token_id(given.metadata, "unknown_token_id", len(given.tokens))
+    if found is None:
+        found = next((i for i, kind in enumerate(given.types) if kind is TokenType.UNKNOWN), None)
+    if found is None:
+        raise InvalidTokenizer(PREFIX + "unknown_token_id", "missing, and no token has the type UNKNOWN")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    description: str
+    check_pre: Callable[[Mapping[str, object]], None]
+    rules: Callable[[_Given], _Rules]
+
+
+_READERS: Mapping[str, _Reader] = {
+    "gpt2": _Reader("byte-level BPE", _pre_of_table, _gpt2_rules),
+    "llama": _Reader("SentencePiece BPE", _pre_default, _llama_rules),
+    "t5": _Reader("SentencePiece unigram", _pre_default, _t5_rules),
+}
 
 
 def _ids_by_text(tokens: tuple[str, ...]) -> dict[str, int]:
@@ -172,13 +304,13 @@ def _ids_by_text(tokens: tuple[str, ...]) -> dict[str, int]:
     if len(ids) != len(tokens):
         for index, text in enumerate(tokens):
             if ids[text] != index:
-                raise InvalidTokenizer(f"{_P}tokens[{ids[text]}]", f"{text[:64]!r} is also token {index}")
+                raise InvalidTokenizer(f"{PREFIX}tokens[{ids[text]}]", f"{text[:64]!r} is also token {index}")
     return ids
 
 
 def _types(metadata: Mapping[str, object], tokens: tuple[str, ...]) -> tuple[TokenType, ...]:
-    key = _P + "token_type"
-    values = _array(metadata, key, MAX_TOKENS)
+    key = PREFIX + "token_type"
+    values = read.array(metadata, key, MAX_TOKENS)
     if len(values) != len(tokens):
         raise InvalidTokenizer(key, f"has {len(values)} entries for {len(tokens)} tokens")
     known = {int(kind): kind for kind in TokenType}
@@ -192,11 +324,11 @@ def _types(metadata: Mapping[str, object], tokens: tuple[str, ...]) -> tuple[Tok
             controls += 1
             if not 0 < len(tokens[index]) <= MAX_CONTROL_CHARS:
                 raise InvalidTokenizer(
-                    f"{_P}tokens[{index}]",
+                    f"{PREFIX}tokens[{index}]",
                     f"a control or user-defined token has 1 to {MAX_CONTROL_CHARS} characters",
                 )
         if kind is TokenType.BYTE and byte_value(tokens[index]) is None:
-            raise InvalidTokenizer(f"{_P}tokens[{index}]", "a byte token is written <0xHH>")
+            raise InvalidTokenizer(f"{PREFIX}tokens[{index}]", "a byte token is written <0xHH>")
         out.append(kind)
     if controls > MAX_CONTROL_TOKENS:
         raise InvalidTokenizer(key, f"{controls} control and user-defined tokens; at most {MAX_CONTROL_TOKENS}")
@@ -214,10 +346,10 @@ def byte_value(text: str) -> int | None:
 def _merges(
     metadata: Mapping[str, object], ids: Mapping[str, int], types: tuple[TokenType, ...]
 ) -> tuple[tuple[str, str], ...]:
-    key = _P + "merges"
+    key = PREFIX + "merges"
     out: list[tuple[str, str]] = []
     spoken = {TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED}
-    for index, value in enumerate(_array(metadata, key, MAX_MERGES)):
+    for index, value in enumerate(read.array(metadata, key, MAX_MERGES)):
         parts = value.split(" ") if isinstance(value, str) else []
         if len(parts) != 2 or not all(parts):
             raise InvalidTokenizer(f"{key}[{index}]", f"{value!r:.80} is not two parts with one space between")
@@ -233,24 +365,3 @@ def _merges(
     if len(set(out)) != len(out):
         raise InvalidTokenizer(key, "lists a pair twice")
     return tuple(out)
-
-
-def _id(metadata: Mapping[str, object], name: str, count: int) -> int | None:
-    key = _P + name
-    value = metadata.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
-        raise InvalidTokenizer(key, f"{value!r:.40} is not a token id below {count}")
-    return value
-
-
-def _flag(metadata: Mapping[str, object], name: str, default: bool, notes: list[str]) -> bool:
-    key = _P + name
-    value = metadata.get(key)
-    if value is None:
-        notes.append(f"{key} is missing; taken as {str(default).lower()}")
-        return default
-    if not isinstance(value, bool):
-        raise InvalidTokenizer(key, f"must be a boolean, not {type(value).__name__}")
-    return value

@@ -259,7 +259,8 @@ def replaced(name: str, index: int, value: object) -> dict[str, object]:
     ("changes", "field"),
     [
         ({"model": None}, "model"),
-        ({"model": "llama"}, "model"),
+        ({"model": "bert"}, "model"),
+        ({"model": "llama"}, "pre"),
         ({"model": 7}, "model"),
         ({"pre": None}, "pre"),
         ({"pre": "gpt-5"}, "pre"),
