@@ -16,7 +16,7 @@ from services.scheduler.quota_settings import parse_quota
 from services.settings import ConfigError, Settings, setting
 
 MODEL = "smollm2-135m"
-BACKENDS = ("cpu", "cpu-torch", "reference")
+BACKENDS = ("cpu", "cpu-torch", "gpu", "reference")
 WEIGHTS = ("native", "int8", "bf16")
 LEVELS = ("debug", "info", "warning", "error")
 
