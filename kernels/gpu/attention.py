@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.gpu.device.attention import attention_kernel, merge_kernel
+from kernels.gpu.launch import Launch
 from kernels.gpu.pages import PageFormat
 from kernels.gpu.target import SPLIT, Target
 from kernels.ops import AttentionShape, PagedRows, require
@@ -37,6 +38,9 @@ class Extras:
 
 
 NO_EXTRAS: Final = Extras()
+NO_ROWS: Final = PagedRows(
+    torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), torch.zeros(0, 0, dtype=torch.int32)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,51 +128,63 @@ def attend(
     part_values = torch.empty(max(1, states * pad), dtype=torch.float32, device=target.device)
     part_states = torch.empty(max(1, 2 * states), dtype=torch.float32, device=target.device)
     sinks = extras.sinks if extras.sinks is not None else part_states
-    attention_kernel[(work.items.shape[0], shape.kv_heads)](
-        q,
-        k_pages,
-        v_pages,
-        work.tables,
-        work.items,
-        sinks,
-        out,
-        part_values,
-        part_states,
-        work.tables.stride(0),
-        scale,
-        HEADS=shape.heads,
-        KV_HEADS=shape.kv_heads,
-        HEAD_DIM=shape.head_dim,
-        PAD_D=pad,
-        BLOCK_SIZE=shape.block_size,
-        BLOCK_BYTES=pages.block_bytes(shape.block_size, shape.kv_heads, shape.head_dim),
-        KV_KIND=pages.kind,
-        WINDOW=extras.window,
-        SOFTCAP=extras.softcap,
-        HAS_SINKS=extras.sinks is not None,
-        OPERAND=target.operand_type,
-        BLOCK_M=tiles.block_m,
-        BLOCK_KV=tiles.block_kv,
-        SPLIT=SPLIT,
-        INTERPRET=target.interpret,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+    target.launch(
+        Launch(
+            attention_kernel,
+            (work.items.shape[0], shape.kv_heads),
+            {
+                "q": q,
+                "k_pages": k_pages,
+                "v_pages": v_pages,
+                "tables": work.tables,
+                "items": work.items,
+                "sinks": sinks,
+                "out": out,
+                "part_values": part_values,
+                "part_states": part_states,
+                "table_row": work.tables.stride(0),
+                "scale": scale,
+                "HEADS": shape.heads,
+                "KV_HEADS": shape.kv_heads,
+                "HEAD_DIM": shape.head_dim,
+                "PAD_D": pad,
+                "BLOCK_SIZE": shape.block_size,
+                "BLOCK_BYTES": pages.block_bytes(shape.block_size, shape.kv_heads, shape.head_dim),
+                "KV_KIND": pages.kind,
+                "WINDOW": extras.window,
+                "SOFTCAP": extras.softcap,
+                "HAS_SINKS": extras.sinks is not None,
+                "OPERAND": target.operand_type,
+                "BLOCK_M": tiles.block_m,
+                "BLOCK_KV": tiles.block_kv,
+                "SPLIT": SPLIT,
+                "INTERPRET": target.interpret,
+            },
+            warps=tiles.warps,
+            stages=tiles.stages,
+        )
     )
     if work.merges.shape[0]:
-        merge_kernel[(work.merges.shape[0], shape.kv_heads)](
-            part_values,
-            part_states,
-            work.merges,
-            sinks,
-            out,
-            HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads,
-            HEAD_DIM=shape.head_dim,
-            PAD_D=pad,
-            HAS_SINKS=extras.sinks is not None,
-            BLOCK_M=tiles.block_m,
-            INTERPRET=target.interpret,
-            num_warps=4,
+        target.launch(
+            Launch(
+                merge_kernel,
+                (work.merges.shape[0], shape.kv_heads),
+                {
+                    "part_values": part_values,
+                    "part_states": part_states,
+                    "merges": work.merges,
+                    "sinks": sinks,
+                    "out": out,
+                    "HEADS": shape.heads,
+                    "KV_HEADS": shape.kv_heads,
+                    "HEAD_DIM": shape.head_dim,
+                    "PAD_D": pad,
+                    "HAS_SINKS": extras.sinks is not None,
+                    "BLOCK_M": tiles.block_m,
+                    "INTERPRET": target.interpret,
+                },
+                warps=4,
+            )
         )
     return out
 

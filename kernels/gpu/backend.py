@@ -18,6 +18,7 @@ from kernels.checks import check_linear, check_paged_rows
 from kernels.gpu import attention
 from kernels.gpu.device.rope import cache_write_kernel, rope_cache_kernel
 from kernels.gpu.device.rows import embedding_kernel, rms_norm_kernel, silu_mul_kernel
+from kernels.gpu.launch import Launch
 from kernels.gpu.pack import GpuMatrix, StackedMatrix, pack
 from kernels.gpu.pages import PAGE_FORMATS, PageFormat
 from kernels.gpu.products import can_gate, product
@@ -91,22 +92,28 @@ class GpuOps(Ops):
         ids = self._here(token_ids)
         require(ids.dtype == torch.int64, f"token_ids must be int64, got {ids.dtype}")
         out = self._new(ids.shape[0], weight.cols)
-        embedding_kernel[(ids.shape[0], -(-weight.cols // _BLOCK_COLS))](
-            ids.contiguous(),
-            weight.w,
-            weight.scale if weight.scale is not None else weight.w,
-            weight.minimum if weight.minimum is not None else weight.w,
-            out,
-            weight.cols,
-            weight.chunks,
-            weight.groups,
-            KIND=weight.kind,
-            ZERO=weight.zero,
-            AFFINE=weight.minimum is not None,
-            GROUP=weight.group,
-            BLOCK=_BLOCK_COLS,
-            num_warps=4,
-            enable_fp_fusion=False,
+        self.target.launch(
+            Launch(
+                embedding_kernel,
+                (ids.shape[0], -(-weight.cols // _BLOCK_COLS)),
+                {
+                    "ids": ids.contiguous(),
+                    "w": weight.w,
+                    "scale": weight.scale if weight.scale is not None else weight.w,
+                    "minimum": weight.minimum if weight.minimum is not None else weight.w,
+                    "out": out,
+                    "cols": weight.cols,
+                    "chunks": weight.chunks,
+                    "groups": weight.groups,
+                    "KIND": weight.kind,
+                    "ZERO": weight.zero,
+                    "AFFINE": weight.minimum is not None,
+                    "GROUP": weight.group,
+                    "BLOCK": _BLOCK_COLS,
+                },
+                warps=4,
+                fused=False,
+            )
         )
         return out
 
@@ -130,25 +137,31 @@ class GpuOps(Ops):
         self._check_pages(k_pages, v_pages, slots, rows, block_size, heads, head_dim)
         if rows == 0:
             return
-        cache_write_kernel[(rows, -(-heads // _BLOCK_HEADS))](
-            k,
-            v,
-            k_pages,
-            v_pages,
-            slots,
-            k.stride(0),
-            k.stride(1),
-            v.stride(0),
-            v.stride(1),
-            KV_HEADS=heads,
-            HEAD_DIM=head_dim,
-            BLOCK_SIZE=block_size,
-            BLOCK_BYTES=self.pages.block_bytes(block_size, heads, head_dim),
-            KV_KIND=self.pages.kind,
-            HALF=_power(head_dim // 2),
-            BLOCK_HEADS=_BLOCK_HEADS,
-            INTERPRET=self.target.interpret,
-            num_warps=4,
+        self.target.launch(
+            Launch(
+                cache_write_kernel,
+                (rows, -(-heads // _BLOCK_HEADS)),
+                {
+                    "k": k,
+                    "v": v,
+                    "k_pages": k_pages,
+                    "v_pages": v_pages,
+                    "slots": slots,
+                    "k_row": k.stride(0),
+                    "k_head": k.stride(1),
+                    "v_row": v.stride(0),
+                    "v_head": v.stride(1),
+                    "KV_HEADS": heads,
+                    "HEAD_DIM": head_dim,
+                    "BLOCK_SIZE": block_size,
+                    "BLOCK_BYTES": self.pages.block_bytes(block_size, heads, head_dim),
+                    "KV_KIND": self.pages.kind,
+                    "HALF": _power(head_dim // 2),
+                    "BLOCK_HEADS": _BLOCK_HEADS,
+                    "INTERPRET": self.target.interpret,
+                },
+                warps=4,
+            )
         )
 
     def plan_attention(self, rows: PagedRows, shape: AttentionShape) -> AttentionPlan:
@@ -180,9 +193,7 @@ class GpuOps(Ops):
     ) -> Tensor:
         x = self._here(qkv).view(qkv.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
         slots = self._here(slot_mapping)
-        self._check_pages(
-            k_pages, v_pages, slots, qkv.shape[0], shape.block_size, shape.kv_heads, shape.head_dim
-        )
+        self._check_pages(k_pages, v_pages, slots, qkv.shape[0], shape.block_size, shape.kv_heads, shape.head_dim)
         return self._rope(x, cos, sin, (k_pages, v_pages, slots), shape, kv_heads=shape.kv_heads)
 
     def linear_residual(self, x: Tensor, weight: PackedMatrix, residual: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -239,16 +250,22 @@ class GpuOps(Ops):
         out = torch.empty(rows, cols, dtype=out_type, device=self.target.device)
         if rows:
             block = _power(cols)
-            rms_norm_kernel[(rows,)](
-                x,
-                weight,
-                out,
-                x.stride(0),
-                eps,
-                COLS=cols,
-                BLOCK=block,
-                INTERPRET=self.target.interpret,
-                num_warps=max(1, min(8, block // 512)),
+            self.target.launch(
+                Launch(
+                    rms_norm_kernel,
+                    (rows,),
+                    {
+                        "x": x,
+                        "weight": weight,
+                        "out": out,
+                        "x_stride": x.stride(0),
+                        "eps": eps,
+                        "COLS": cols,
+                        "BLOCK": block,
+                        "INTERPRET": self.target.interpret,
+                    },
+                    warps=max(1, min(8, block // 512)),
+                )
             )
         return out
 
@@ -259,14 +276,20 @@ class GpuOps(Ops):
         gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
         out = torch.empty(rows, inner, dtype=out_type, device=self.target.device)
         if rows:
-            silu_mul_kernel[(rows, -(-inner // _BLOCK_COLS))](
-                gate_up,
-                out,
-                gate_up.stride(0),
-                inner,
-                BLOCK=_BLOCK_COLS,
-                INTERPRET=self.target.interpret,
-                num_warps=4,
+            self.target.launch(
+                Launch(
+                    silu_mul_kernel,
+                    (rows, -(-inner // _BLOCK_COLS)),
+                    {
+                        "gate_up": gate_up,
+                        "out": out,
+                        "stride": gate_up.stride(0),
+                        "inner": inner,
+                        "BLOCK": _BLOCK_COLS,
+                        "INTERPRET": self.target.interpret,
+                    },
+                    warps=4,
+                )
             )
         return out
 
@@ -317,26 +340,32 @@ class GpuOps(Ops):
         if rows == 0:
             return out
         k_pages, v_pages, slots = cache if cache is not None else (out, out, out)
-        rope_cache_kernel[(rows, -(-(shape.heads + 2 * kv_heads) // _BLOCK_HEADS))](
-            x,
-            cos,
-            sin,
-            out,
-            k_pages,
-            v_pages,
-            slots,
-            x.stride(0),
-            x.stride(1),
-            HEADS=shape.heads,
-            KV_HEADS=kv_heads,
-            HEAD_DIM=shape.head_dim,
-            BLOCK_SIZE=shape.block_size,
-            BLOCK_BYTES=self.pages.block_bytes(shape.block_size, kv_heads, shape.head_dim),
-            KV_KIND=self.pages.kind,
-            HALF=_power(shape.head_dim // 2),
-            BLOCK_HEADS=_BLOCK_HEADS,
-            INTERPRET=self.target.interpret,
-            num_warps=4,
+        self.target.launch(
+            Launch(
+                rope_cache_kernel,
+                (rows, -(-(shape.heads + 2 * kv_heads) // _BLOCK_HEADS)),
+                {
+                    "x": x,
+                    "cos": cos,
+                    "sin": sin,
+                    "q_out": out,
+                    "k_pages": k_pages,
+                    "v_pages": v_pages,
+                    "slots": slots,
+                    "x_row": x.stride(0),
+                    "x_head": x.stride(1),
+                    "HEADS": shape.heads,
+                    "KV_HEADS": kv_heads,
+                    "HEAD_DIM": shape.head_dim,
+                    "BLOCK_SIZE": shape.block_size,
+                    "BLOCK_BYTES": self.pages.block_bytes(shape.block_size, kv_heads, shape.head_dim),
+                    "KV_KIND": self.pages.kind,
+                    "HALF": _power(shape.head_dim // 2),
+                    "BLOCK_HEADS": _BLOCK_HEADS,
+                    "INTERPRET": self.target.interpret,
+                },
+                warps=4,
+            )
         )
         return out
 

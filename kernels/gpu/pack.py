@@ -17,7 +17,8 @@ from kernels.ops import Groups, StoredMatrix, require
 from kernels.raw import check_parts
 
 _ROWS_AT_A_TIME: Final = 64 * PANEL
-_HALF: Final = CHUNK // 2
+_WORDS: Final = 16  # of a row in a chunk, each of 32 bits
+_BITS: Final = {"int4": 4, "int8": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class GpuMatrix:
     rows: int
     cols: int
     n_filled: int
-    chunks: int  # of CHUNK columns
+    chunks: int
     w: Tensor
     scale: Tensor | None  # [panels, groups, PANEL]
     minimum: Tensor | None
@@ -87,8 +88,9 @@ def pack(parts: Sequence[StoredMatrix], device: torch.device) -> GpuMatrix | Sta
 
 def _pack_alike(parts: Sequence[StoredMatrix], format: _Format, device: torch.device) -> GpuMatrix:
     rows, cols = sum(part.rows for part in parts), parts[0].cols
-    filled, wide = _up(rows, PANEL), _up(cols, CHUNK)
-    chunks, panels = wide // CHUNK, filled // PANEL
+    chunk = chunk_columns(format.kind)
+    filled, wide = _up(rows, PANEL), _up(cols, chunk)
+    chunks = wide // chunk
     if format.kind == "float":
         w = torch.zeros(filled, wide, dtype=format.float_type)
         for first, part, blocks in _pieces(parts):
@@ -105,11 +107,12 @@ def _pack_alike(parts: Sequence[StoredMatrix], format: _Format, device: torch.de
         scale[where, : found.scale.shape[1]] = found.scale.to(format.scale_type)
         if minimum is not None and found.minimum is not None:
             minimum[where, : found.scale.shape[1]] = found.minimum.to(format.scale_type)
-    if format.kind == "int4":
-        halves = q.view(panels, PANEL, chunks, 2, _HALF)
-        w = (halves[..., 0, :] | (halves[..., 1, :] << 4)).transpose(1, 2).contiguous()
-    else:
-        w = q.view(panels, PANEL, 2 * chunks, _HALF).transpose(1, 2).contiguous()
+    bits = _BITS[format.kind]
+    slices = q.view(filled // PANEL, PANEL, chunks, 32 // bits, _WORDS).to(torch.int32)
+    words = slices[..., 0, :]
+    for i in range(1, 32 // bits):
+        words = words | (slices[..., i, :] << (bits * i))
+    w = words.transpose(1, 2).contiguous()
     return GpuMatrix(
         kind=format.kind,
         rows=rows,
@@ -125,6 +128,11 @@ def _pack_alike(parts: Sequence[StoredMatrix], format: _Format, device: torch.de
     )
 
 
+def chunk_columns(kind: str) -> int:
+    """Columns that one step of a product takes."""
+    return CHUNK if kind == "float" else _WORDS * 32 // _BITS[kind]
+
+
 def _by_panel(values: Tensor, device: torch.device) -> Tensor:
     """[filled rows, groups] -> [panels, groups, PANEL]."""
     return values.view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous().to(device)
@@ -136,8 +144,10 @@ def _format(part: StoredMatrix) -> _Format:
     first = _unpack(part, part.blocks[:1])
     count = first.scale.shape[1]
     group = 0 if count == 1 and part.cols not in (16, 32) else part.cols // count
-    require(group in (0, 16, 32), f"{part.name}: groups of {group} columns are not supported; 16, 32 and whole rows are")
-    kind = "int4" if part.bits <= 4 else "int8"
+    require(
+        group in (0, 16, 32), f"{part.name}: groups of {group} columns are not supported; 16, 32 and whole rows are"
+    )
+    kind = "int4" if part.bits <= 4 else "int8"  # 5 and 6 bits take 8
     affine = first.minimum is not None
     zero = 0 if first.q.dtype == torch.uint8 else 8 if kind == "int4" else 128
     pieces = (_unpack(part, blocks) for _, _, blocks in _pieces([part]))

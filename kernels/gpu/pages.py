@@ -44,7 +44,7 @@ class PageFormat:
         require(pages.is_contiguous(), f"{name} must be contiguous")
         if self.kind != "float":
             require(
-                block_size * kv_heads * head_dim % _SCALE_BYTES == 0 and pages.data_ptr() % _SCALE_BYTES == 0,
+                block_size * kv_heads * head_dim % _SCALE_BYTES == 0 and pages.storage_offset() % _SCALE_BYTES == 0,
                 f"{name}: scales of blocks of {block_size} x {kv_heads} x {head_dim} bytes are not aligned",
             )
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels.gpu.device.linear import linear_kernel, reduce_kernel
-from kernels.gpu.pack import GpuMatrix
-from kernels.gpu.target import CHUNK, PANEL, SEGMENT, SMALL_ROWS, Target
+from kernels.gpu.launch import Launch
+from kernels.gpu.pack import GpuMatrix, chunk_columns
+from kernels.gpu.target import PANEL, SEGMENT_COLUMNS, SMALL_ROWS, Target
 from kernels.ops import require
 
 _REDUCE_BLOCK: Final = 1024
@@ -42,70 +43,79 @@ def product(
     require(not gated or can_gate(matrix), f"{matrix.rows} rows are no gate and up of whole panels")
     for name, tensor, shape in (("bias", bias, (n_out,)), ("residual", residual, (rows, n_out))):
         require(
-            tensor is None
-            or (tensor.shape == shape and tensor.dtype == torch.float32 and tensor.is_contiguous()),
+            tensor is None or (tensor.shape == shape and tensor.dtype == torch.float32 and tensor.is_contiguous()),
             f"{name} must be float32 {list(shape)}, contiguous",
         )
     require(not (gated and bias is not None), "a gated product has no bias")
     for tensor in (x, matrix.w, bias, residual):
-        require(
-            tensor is None or tensor.device == target.device, f"a tensor is not on {target.device} but elsewhere"
-        )
-    tiles = target.linear(matrix.kind, rows, n_out, gated=gated)
+        require(tensor is None or tensor.device == target.device, f"a tensor is not on {target.device} but elsewhere")
+    tiles = target.linear(matrix.kind, rows, n_out, gated=gated, affine=matrix.minimum is not None)
     grid = -(-n_out // tiles.block_n) * -(-rows // tiles.block_t)
-    segments = -(-matrix.chunks // SEGMENT)
+    columns = chunk_columns(matrix.kind)
+    segment = SEGMENT_COLUMNS // columns
+    segments = -(-matrix.chunks // segment)
     split = segments > 1 and rows <= SMALL_ROWS and grid < 2 * target.processors
-    partial = (
-        torch.empty(segments, rows, matrix.rows, dtype=torch.float32, device=target.device) if split else out
-    )
-    linear_kernel[(grid, segments if split else 1)](
-        x,
-        matrix.w,
-        matrix.scale if matrix.scale is not None else matrix.w,
-        matrix.minimum if matrix.minimum is not None else matrix.w,
-        bias if bias is not None else out,
-        residual if residual is not None else out,
-        out,
-        partial,
-        rows,
-        matrix.cols,
-        n_out,
-        n_out if gated else matrix.n_filled,
-        matrix.chunks,
-        matrix.groups,
-        x.stride(0),
-        KIND=matrix.kind,
-        ZERO=matrix.zero,
-        AFFINE=matrix.minimum is not None,
-        GROUP=matrix.group,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        GATED=gated,
-        SPLIT=split,
-        EVEN_K=matrix.cols % CHUNK == 0,
-        OPERAND=target.operand_type,
-        SEGMENT=SEGMENT,
-        BLOCK_N=tiles.block_n,
-        BLOCK_T=tiles.block_t,
-        GROUP_T=tiles.group_t,
-        INTERPRET=target.interpret,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+    partial = torch.empty(segments, rows, matrix.rows, dtype=torch.float32, device=target.device) if split else out
+    target.launch(
+        Launch(
+            linear_kernel,
+            (grid, segments if split else 1),
+            {
+                "x": x,
+                "w": matrix.w,
+                "scale": matrix.scale if matrix.scale is not None else matrix.w,
+                "minimum": matrix.minimum if matrix.minimum is not None else matrix.w,
+                "bias": bias if bias is not None else out,
+                "residual": residual if residual is not None else out,
+                "out": out,
+                "partial": partial,
+                "rows": rows,
+                "cols": matrix.cols,
+                "n_out": n_out,
+                "n_filled": n_out if gated else matrix.n_filled,
+                "chunks": matrix.chunks,
+                "groups": matrix.groups,
+                "x_row": x.stride(0),
+                "KIND": matrix.kind,
+                "ZERO": matrix.zero,
+                "AFFINE": matrix.minimum is not None,
+                "GROUP": matrix.group,
+                "HAS_BIAS": bias is not None,
+                "HAS_RESIDUAL": residual is not None,
+                "GATED": gated,
+                "SPLIT": split,
+                "EVEN_K": matrix.cols % columns == 0,
+                "OPERAND": target.operand_type,
+                "SEGMENT": segment,
+                "BLOCK_N": tiles.block_n,
+                "BLOCK_T": tiles.block_t,
+                "GROUP_T": tiles.group_t,
+                "INTERPRET": target.interpret,
+            },
+            warps=tiles.warps,
+            stages=tiles.stages,
+        )
     )
     if split:
-        reduce_kernel[(rows, -(-n_out // _REDUCE_BLOCK))](
-            partial,
-            bias if bias is not None else out,
-            residual if residual is not None else out,
-            out,
-            rows,
-            n_out,
-            segments,
-            HAS_BIAS=bias is not None,
-            HAS_RESIDUAL=residual is not None,
-            GATED=gated,
-            BLOCK=_REDUCE_BLOCK,
-            INTERPRET=target.interpret,
-            num_warps=4,
+        target.launch(
+            Launch(
+                reduce_kernel,
+                (rows, -(-n_out // _REDUCE_BLOCK)),
+                {
+                    "partial": partial,
+                    "bias": bias if bias is not None else out,
+                    "residual": residual if residual is not None else out,
+                    "out": out,
+                    "rows": rows,
+                    "n_out": n_out,
+                    "segments": segments,
+                    "HAS_BIAS": bias is not None,
+                    "HAS_RESIDUAL": residual is not None,
+                    "GATED": gated,
+                    "BLOCK": _REDUCE_BLOCK,
+                    "INTERPRET": target.interpret,
+                },
+                warps=4,
+            )
         )
     return out

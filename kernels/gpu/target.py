@@ -1,11 +1,12 @@
 """What the kernels run on, and the tiles that they take there.
 
 Owns: the tables of tiles, the only place where they are chosen. Must not know: tensors' contents, models.
-Invariants: a tile's size along K, the segment, the split and the chunk of keys are the same for every number of rows, on
-one target; so a row's bits don't depend on the batch. The interpreter has tables of its own, since it pays for each
+Invariants: a tile's size along K, the segment, the split and the chunk of keys are the same for every number of rows, on one
+target; so a row's bits don't depend on the batch. The interpreter has tables of its own, since it pays for each
 operation, however small: what it proves are the kernels, not these numbers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.launch import Launch, run
 from kernels.ops import require
 
 PANEL: Final = 64  # rows of weights that lie together
-CHUNK: Final = 64  # columns that one step of a product takes
-SEGMENT: Final = 16  # chunks summed from zero: 1024 columns
+CHUNK: Final = 64  # columns of floats that one step of a product takes
+SEGMENT_COLUMNS: Final = 1024  # summed from zero
 SPLIT: Final = 256  # keys whose softmax is merged as one
 SMALL_ROWS: Final = 64  # up to which a product may give its segments to programs of their own
 
@@ -47,15 +49,15 @@ class AttentionTiles:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """arch: compute capability as in 90, 0 in the interpreter. processors: streaming multiprocessors.
-
-    operand: what products take in; the interpreter computes bfloat16 wrongly and takes float32 in its place.
+    """arch: compute capability as in 90, 0 in the interpreter. processors: streaming multiprocessors. launch: what becomes
+    of a launch. operand: what products take in; the interpreter computes bfloat16 wrongly and takes float32 in its place.
     """
 
     device: torch.device
     arch: int
     processors: int
     operand: torch.dtype
+    launch: Callable[[Launch], None] = run
 
     @property
     def interpret(self) -> bool:
@@ -65,7 +67,7 @@ class Target:
     def operand_type(self) -> tl.dtype:
         return _TRITON_TYPES[self.operand]
 
-    def linear(self, kind: str, rows: int, n_out: int, *, gated: bool) -> LinearTiles:
+    def linear(self, kind: str, rows: int, n_out: int, *, gated: bool, affine: bool) -> LinearTiles:
         if self.interpret:
             whole = 1 << (n_out - 1).bit_length()
             return LinearTiles(block_n=min(max(PANEL, whole), 1024), block_t=16, group_t=8, warps=4, stages=1)
@@ -73,6 +75,8 @@ class Target:
             return LinearTiles(block_n=64, block_t=16, group_t=8, warps=4, stages=4 if kind == "float" else 6)
         if rows <= SMALL_ROWS:
             return LinearTiles(block_n=64, block_t=64, group_t=8, warps=4, stages=3 if gated else 4)
+        if gated and affine:  # the minima take the registers that a wider tile would need
+            return LinearTiles(block_n=64, block_t=64, group_t=16, warps=4, stages=3)
         return LinearTiles(block_n=64 if gated else 128, block_t=128, group_t=8, warps=8, stages=3)
 
     def attention(self, head_dim: int) -> AttentionTiles:

@@ -33,8 +33,8 @@ def library(isa: str) -> Library:
     return load_library(isa)
 
 
-# Kernels are decorated either for Triton's interpreter or for the compiler: in a process of its own the interpreter runs
-# these same tests for the back end gpu (`test_gpu_interpreted.py`).
+# Kernels are decorated either for Triton's interpreter or for the compiler: a process of its own runs these same tests
+# for the back end gpu in the interpreter (`test_gpu_interpreted.py`).
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TESTED = ["gpu"] if INTERPRETED else [name for name in BACKENDS if name not in ("cpu", "gpu")] + NATIVE
 

@@ -1,16 +1,18 @@
-"""The product with a weight matrix, transposed: weights are the left operand, rows of activations the right one.
+"""The product with a weight matrix, transposed: weights are the left operand, activations the right one.
 
-So the tensor core's instruction is the same for one row and for thousands (its width differs, its order of summing along
-K does not), and dequantized weights go to it from registers.
+So the tensor core's instruction is the same for one row and for thousands (its width differs, its order of summing
+along K does not), and dequantized weights go to it from registers.
 K is summed in segments of SEGMENT chunks: from zero within a segment, in float32, chunk by chunk; then segments are
 added in order. A small batch gives each segment a program of its own and adds the partial sums in `reduce_kernel`; a
 large one does both in one program. Both orders are the same, so a row's bits do not depend on which it was.
 
-Layouts (`kernels.gpu.pack`), N and K filled up to multiples of 64, with zeros:
-  float  [N, K]
-  int8   bytes [N / 64][K / 32][64 rows][32]: unsigned, ZERO is taken off
-  int4   bytes [N / 64][K / 64][64 rows][32]: the low half of byte j is column j, the high half column j + 32
+Layouts (`kernels.gpu.pack`), N filled up to panels of 64 rows and K to whole chunks, with zeros:
+  float  [N, K]; a chunk is 64 columns
+  int8   words [N / 64][K / 64][64 rows][16]: byte i of word j is column 16 i + j; unsigned, ZERO is taken off
+  int4   words [N / 64][K / 128][64 rows][16]: likewise with half bytes
   scale, minimum [N / 64][groups][64 rows]; w = scale * (q - ZERO) + minimum
+So a tile of weights is one piece of memory, read 16 bytes a thread, and each half byte's place in a word gives 16
+columns of one group: no scale is spread along a row, nothing is shuffled.
 """
 
 import triton
@@ -18,30 +20,6 @@ import triton.language as tl
 
 from kernels.gpu.device.numbers import from_small_unsigned, rounded
 from kernels.gpu.device.rows import silu
-
-
-@triton.jit
-def _group_values(values, group, panel, line, groups, per_group: tl.constexpr, GROUP: tl.constexpr):
-    """float32 scales (or minimums) of 32 columns, to be broadcast: [N, 1], or [N, 32] where a group has 16."""
-    base = panel * groups * 64 + line
-    if GROUP == 16:
-        which = group * 2 + tl.arange(0, 32) // 16
-        return tl.load(values + base[:, None] + which[None, :] * 64).to(tl.float32)
-    elif GROUP == 32:
-        return tl.load(values + base + group * 64).to(tl.float32)[:, None]
-    else:  # one for a row
-        return tl.load(values + base).to(tl.float32)[:, None]
-
-
-@triton.jit
-def _dequantized(
-    stored, scale, minimum, group, panel, line, groups,
-    ZERO: tl.constexpr, AFFINE: tl.constexpr, GROUP: tl.constexpr, OPERAND: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    values = from_small_unsigned(stored, ZERO) * _group_values(scale, group, panel, line, groups, 0, GROUP)
-    if AFFINE:
-        values += _group_values(minimum, group, panel, line, groups, 0, GROUP)
-    return rounded(values, OPERAND, INTERPRET)
 
 
 @triton.jit
@@ -58,32 +36,31 @@ def _add_chunk(
     KIND: tl.constexpr, ZERO: tl.constexpr, AFFINE: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
     OPERAND: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """acc [N, rows] plus the product of 64 columns."""
-    at = tl.arange(0, 32)
+    """acc [N, rows] plus the product of one chunk's columns."""
     if KIND == "float":
         wide = tl.arange(0, 64)
         weights = tl.load(w + number[:, None] * (chunks * 64) + (chunk * 64 + wide)[None, :])
+        if weights.dtype != OPERAND:
+            weights = rounded(weights.to(tl.float32), OPERAND, INTERPRET)
         xs = _activations(x, base, inside, chunk * 64, cols, EVEN_K, OPERAND, 64)
-        if weights.dtype == tl.float32:
-            weights = rounded(weights, OPERAND, INTERPRET)
-        acc = tl.dot(weights.to(OPERAND), xs, acc, input_precision="ieee")
+        acc = tl.dot(weights, xs, acc, input_precision="ieee")
     else:
-        if KIND == "int4":
-            both = tl.load(w + ((panel * chunks + chunk) * 64 + line)[:, None] * 32 + at[None, :])
-            low, high = both & 15, both >> 4
-        else:
-            first = ((panel * (chunks * 2) + chunk * 2) * 64 + line)[:, None] * 32 + at[None, :]
-            low, high = tl.load(w + first), tl.load(w + first + 64 * 32)
-        left = _dequantized(
-            low, scale, minimum, chunk * 2, panel, line, groups, ZERO, AFFINE, GROUP, OPERAND, INTERPRET
-        )
-        right = _dequantized(
-            high, scale, minimum, chunk * 2 + 1, panel, line, groups, ZERO, AFFINE, GROUP, OPERAND, INTERPRET
-        )
-        xs = _activations(x, base, inside, chunk * 64, cols, EVEN_K, OPERAND, 32)
-        acc = tl.dot(left, xs, acc, input_precision="ieee")
-        xs = _activations(x, base, inside, chunk * 64 + 32, cols, EVEN_K, OPERAND, 32)
-        acc = tl.dot(right, xs, acc, input_precision="ieee")
+        BITS: tl.constexpr = 4 if KIND == "int4" else 8
+        SLICES: tl.constexpr = 32 // BITS
+        words = tl.load(w + ((panel * chunks + chunk) * 64 + line)[:, None] * 16 + tl.arange(0, 16)[None, :])
+        for i in tl.static_range(SLICES):
+            column = chunk * (16 * SLICES) + i * 16
+            if GROUP == 16 or i == 0 or (GROUP == 32 and i % 2 == 0):
+                group = column // GROUP if GROUP > 0 else 0
+                place = (panel * groups + group) * 64 + line
+                factor = tl.load(scale + place).to(tl.float32)[:, None]
+                if AFFINE:
+                    least = tl.load(minimum + place).to(tl.float32)[:, None]
+            values = from_small_unsigned((words >> (BITS * i)) & ((1 << BITS) - 1), ZERO) * factor
+            if AFFINE:
+                values += least
+            xs = _activations(x, base, inside, column, cols, EVEN_K, OPERAND, 16)
+            acc = tl.dot(rounded(values, OPERAND, INTERPRET), xs, acc, input_precision="ieee")
     return acc
 
 
@@ -136,7 +113,7 @@ def linear_kernel(
     GROUP_T: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """Grid (tiles of N x tiles of rows, segments if SPLIT else 1). Tile BLOCK_N x BLOCK_T, 64 columns a time; sums in
+    """Grid (tiles of N x tiles of rows, segments if SPLIT else 1). Tile BLOCK_N x BLOCK_T, a chunk a time; sums in
     float32. n_out: columns of the result; gated, the weights have twice as many, gate first.
 
     Programs that run together share weights: GROUP_T tiles of rows, then the next tile of N.

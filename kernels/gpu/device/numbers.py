@@ -47,7 +47,7 @@ def to_fp8(values):
     size = tl.minimum(tl.abs(values), 448.0)
     bits = size.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # Below 2^-6 the step is 2^-9. Adding 1.5 * 2^23 rounds to whole steps; times 512 is exact, so fusing changes nothing.
+    # Below 2^-6 the step is 2^-9. Adding 1.5 * 2^23 rounds to whole steps; times 512 is exact, fused or not.
     small = (size * 512.0 + 12582912.0).to(tl.int32, bitcast=True) & 0xFF
     code = tl.where(size < 0.015625, small, normal)
     code = tl.where(values == values, code, 0x7F)

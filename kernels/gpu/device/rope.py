@@ -77,7 +77,7 @@ def rope_cache_kernel(
     INTERPRET: tl.constexpr,
 ):
     """Grid (rows, heads / BLOCK_HEADS). x [T, HEADS + 2 KV_HEADS, D]: queries turn into q_out [T, HEADS, D], keys turn
-    into their pages, values go to theirs. KV_HEADS 0: there is nothing but queries. HALF is the power of two from D / 2.
+    into their pages, values go to theirs. KV_HEADS 0: there is nothing but queries. HALF: the power of two from D / 2.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)

@@ -25,9 +25,7 @@ def silu(x):
 
 
 @triton.jit
-def silu_mul_kernel(
-    gate_up, out, stride, inner, BLOCK: tl.constexpr, INTERPRET: tl.constexpr
-):
+def silu_mul_kernel(gate_up, out, stride, inner, BLOCK: tl.constexpr, INTERPRET: tl.constexpr):
     """Grid (rows, inner / BLOCK)."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -63,11 +61,11 @@ def embedding_kernel(
     if KIND == "float":
         values = tl.load(w + token * chunks * 64 + at, mask=inside, other=0.0).to(tl.float32)
     else:
-        if KIND == "int4":
-            byte = tl.load(w + ((panel * chunks + at // 64) * 64 + line) * 32 + at % 32, mask=inside, other=0)
-            stored = tl.where(at % 64 < 32, byte & 15, byte >> 4)
-        else:
-            stored = tl.load(w + ((panel * chunks * 2 + at // 32) * 64 + line) * 32 + at % 32, mask=inside, other=0)
+        BITS: tl.constexpr = 4 if KIND == "int4" else 8
+        COLUMNS: tl.constexpr = 512 // BITS  # of a chunk
+        place = ((panel * chunks + at // COLUMNS) * 64 + line) * 16 + at % 16
+        words = tl.load(w + place, mask=inside, other=0)
+        stored = (words >> (at % COLUMNS // 16 * BITS)) & ((1 << BITS) - 1)
         group = at // GROUP if GROUP > 0 else at * 0
         place = (panel * groups + group) * 64 + line
         values = from_small_unsigned(stored, ZERO) * tl.load(scale + place, mask=inside, other=0.0).to(tl.float32)
