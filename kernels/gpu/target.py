@@ -1,8 +1,8 @@
 """What the kernels run on, and the tiles that they take there.
 
 Owns: the tables of tiles, the only place where they are chosen. Must not know: tensors' contents, models.
-Invariants: a tile's size along K, the segment, the split and the chunk of keys are the same for every number of rows, on one
-target; so a row's bits don't depend on the batch. The interpreter has tables of its own, since it pays for each
+Invariants: a tile's size along K, the segment, the split and the chunk of keys are the same for every number of rows,
+on one target; so a row's bits don't depend on the batch. The interpreter has tables of its own, since it pays for each
 operation, however small: what it proves are the kernels, not these numbers.
 """
 
@@ -49,8 +49,8 @@ class AttentionTiles:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """arch: compute capability as in 90, 0 in the interpreter. processors: streaming multiprocessors. launch: what becomes
-    of a launch. operand: what products take in; the interpreter computes bfloat16 wrongly and takes float32 in its place.
+    """arch: compute capability as in 90, 0 in the interpreter. processors: streaming multiprocessors. launch: what
+    becomes of a launch. operand: what products take in; the interpreter computes bfloat16 wrongly and takes float32.
     """
 
     device: torch.device
@@ -82,9 +82,11 @@ class Target:
     def attention(self, head_dim: int) -> AttentionTiles:
         if self.interpret:
             return AttentionTiles(block_m=128, block_kv=128, warps=4, stages=1)
-        if head_dim <= 128:
+        if head_dim <= 64:
             return AttentionTiles(block_m=64, block_kv=64, warps=4, stages=2)
-        return AttentionTiles(block_m=64, block_kv=32, warps=8, stages=2)
+        if head_dim <= 128:
+            return AttentionTiles(block_m=64, block_kv=32, warps=4, stages=3)
+        return AttentionTiles(block_m=64, block_kv=16, warps=8, stages=3)
 
 
 def interpreting() -> bool:
