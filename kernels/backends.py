@@ -59,6 +59,16 @@ def _cpu(settings: BackendSettings) -> Ops:
     return CpuOps(library, team)
 
 
+def _gpu(settings: BackendSettings) -> Ops:
+    try:
+        from kernels.gpu.backend import GpuOps
+        from kernels.gpu.target import present_target
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the back end gpu needs the package {error.name}; it comes with the extra 'gpu'") from error
+    _use_torch_threads(settings)
+    return GpuOps(present_target())
+
+
 def _use_torch_threads(settings: BackendSettings) -> None:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -68,6 +78,7 @@ BACKENDS: dict[str, Callable[[BackendSettings], Ops]] = {
     "reference": _reference,
     "cpu": _cpu,
     "cpu-torch": _cpu_torch,
+    "gpu": _gpu,
 }
 
 

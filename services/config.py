@@ -17,7 +17,7 @@ from services.settings import ConfigError, Settings, setting
 from services.trust_settings import CallTrust, HttpTrust, ServerTrust, UserKeys
 
 MODEL = "smollm2-135m"
-BACKENDS = ("cpu", "cpu-torch", "reference")
+BACKENDS = ("cpu", "cpu-torch", "gpu", "reference")
 WEIGHTS = ("native", "int8", "bf16")
 LEVELS = ("debug", "info", "warning", "error")
 

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 from functools import cache
 
@@ -32,7 +33,13 @@ def library(isa: str) -> Library:
     return load_library(isa)
 
 
-@pytest.fixture(params=[name for name in BACKENDS if name != "cpu"] + NATIVE)
+# Kernels are decorated either for Triton's interpreter or for the compiler: a process of its own runs these same tests
+# for the back end gpu in the interpreter (`test_gpu_interpreted.py`).
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TESTED = ["gpu"] if INTERPRETED else [name for name in BACKENDS if name not in ("cpu", "gpu")] + NATIVE
+
+
+@pytest.fixture(params=TESTED)
 def ops(request: pytest.FixtureRequest, threads: int) -> Iterator[Ops]:
     """Every back end, `cpu` in every instruction set that this machine can run."""
     name, _, isa = request.param.partition(" ")

@@ -1,0 +1,154 @@
+"""Rotation, and the write of keys and values to their pages, in the pages' type.
+
+Pages are [B, G, P, W] in memory: a KV head's tokens lie together. float pages have W = D; narrow ones (fp8, int8) are
+bytes, W = D, and behind a block's bytes lie its scales, float32 [G, P]: a scale for each token and head.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.gpu.device.numbers import FP8_LARGEST, rounded, to_fp8, to_int8
+
+
+@triton.jit
+def store_token(
+    low,
+    high,
+    pages,
+    slot,
+    head,
+    keep,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+    KV_KIND: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """low, high float32 [heads, HALF]: the halves of the heads' vectors, 0 beyond. slot int64; head [heads]."""
+    pair = tl.arange(0, HALF)[None, :]
+    mask = keep[:, None] & (pair < HEAD_DIM // 2)
+    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    line = head * BLOCK_SIZE + place  # of the block's [G, P]
+    if KV_KIND == "float":
+        to = pages + block * (KV_HEADS * BLOCK_SIZE * HEAD_DIM) + line[:, None] * HEAD_DIM + pair
+        tl.store(to, rounded(low, pages.dtype.element_ty, INTERPRET), mask=mask)
+        tl.store(to + HEAD_DIM // 2, rounded(high, pages.dtype.element_ty, INTERPRET), mask=mask)
+    else:
+        start = pages + block * BLOCK_BYTES
+        largest = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), axis=1)
+        if KV_KIND == "fp8":
+            scale = largest * (1.0 / FP8_LARGEST)
+        else:
+            scale = largest * (1.0 / 127.0)
+        # A row of zeros has scale 0: it is divided by 1 and read back as zeros.
+        inverse = 1.0 / tl.where(scale > 0.0, scale, 1.0)
+        to = start + line[:, None] * HEAD_DIM + pair
+        if KV_KIND == "fp8":
+            tl.store(to, to_fp8(low * inverse[:, None]), mask=mask)
+            tl.store(to + HEAD_DIM // 2, to_fp8(high * inverse[:, None]), mask=mask)
+        else:
+            tl.store(to, to_int8(low * inverse[:, None]).to(tl.uint8, bitcast=True), mask=mask)
+            tl.store(to + HEAD_DIM // 2, to_int8(high * inverse[:, None]).to(tl.uint8, bitcast=True), mask=mask)
+        scales = (start + KV_HEADS * BLOCK_SIZE * HEAD_DIM).to(tl.pointer_type(tl.float32))
+        tl.store(scales + line, scale, mask=keep)
+
+
+@triton.jit
+def rope_cache_kernel(
+    x,
+    cos,
+    sin,
+    q_out,
+    k_pages,
+    v_pages,
+    slots,
+    x_row,
+    x_head,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+    KV_KIND: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """Grid (rows, heads / BLOCK_HEADS). x [T, HEADS + 2 KV_HEADS, D]: queries turn into q_out [T, HEADS, D], keys turn
+    into their pages, values go to theirs. KV_HEADS 0: there is nothing but queries. HALF: the power of two from D / 2.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    pair = tl.arange(0, HALF)
+    inside = pair < HEAD_DIM // 2
+    mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
+    source = x + row * x_row + head[:, None] * x_head + pair[None, :]
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    angle = row * (HEAD_DIM // 2) + pair
+    c = tl.load(cos + angle, mask=inside, other=0.0)[None, :]
+    s = tl.load(sin + angle, mask=inside, other=0.0)[None, :]
+    # Fused where it is written so, and nowhere else: a row has the same bits in every kernel that turns it.
+    low = tl.fma(first, c, -(second * s))
+    high = tl.fma(second, c, first * s)
+    is_query = (head < HEADS)[:, None] & inside[None, :]
+    to = q_out + (row * HEADS + head[:, None]) * HEAD_DIM + pair[None, :]
+    tl.store(to, rounded(low, q_out.dtype.element_ty, INTERPRET), mask=is_query)
+    tl.store(to + HEAD_DIM // 2, rounded(high, q_out.dtype.element_ty, INTERPRET), mask=is_query)
+    if KV_HEADS > 0:
+        slot = tl.load(slots + row)
+        is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+        is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+        store_token(
+            low, high, k_pages, slot, head - HEADS, is_key,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES, KV_KIND, HALF, INTERPRET,
+        )  # fmt: skip
+        store_token(
+            first, second, v_pages, slot, head - HEADS - KV_HEADS, is_value,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES, KV_KIND, HALF, INTERPRET,
+        )  # fmt: skip
+
+
+@triton.jit
+def cache_write_kernel(
+    k,
+    v,
+    k_pages,
+    v_pages,
+    slots,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+    KV_KIND: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """Grid (rows, KV_HEADS / BLOCK_HEADS)."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    keep = head < KV_HEADS
+    pair = tl.arange(0, HALF)[None, :]
+    mask = keep[:, None] & (pair < HEAD_DIM // 2)
+    slot = tl.load(slots + row)
+    source = k + row * k_row + head[:, None] * k_head + pair
+    low = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(source + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    store_token(
+        low, high, k_pages, slot, head, keep,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES, KV_KIND, HALF, INTERPRET,
+    )  # fmt: skip
+    source = v + row * v_row + head[:, None] * v_head + pair
+    low = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(source + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    store_token(
+        low, high, v_pages, slot, head, keep,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES, KV_KIND, HALF, INTERPRET,
+    )  # fmt: skip

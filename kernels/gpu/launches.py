@@ -1,0 +1,154 @@
+"""Every kernel in every configuration that serving uses, recorded from the wrappers themselves, on no memory.
+
+Owns: the list of cases. Must not know: what the compiler makes of them.
+Shapes are those of Llama 3.1 8B; tensors lie on torch's device meta, which has sizes and no contents.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kernels.gpu import attention
+from kernels.gpu.backend import GpuOps
+from kernels.gpu.launch import Launch
+from kernels.gpu.pack import GpuMatrix, chunk_columns
+from kernels.gpu.pages import PAGE_FORMATS
+from kernels.gpu.products import product
+from kernels.gpu.target import PANEL, Target
+from kernels.ops import AttentionShape
+
+META: Final = torch.device("meta")
+COLS, INNER, VOCAB = 4096, 14336, 128256
+SHAPE: Final = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=16)
+_PROCESSORS: Final = {80: 108, 89: 128, 90: 132, 100: 148}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """bound: what limits the kernel on a GPU, memory or products."""
+
+    name: str
+    bound: str
+    launch: Launch
+
+
+def matrix(kind: str, rows: int, cols: int, *, affine: bool = False, group: int = 32) -> GpuMatrix:
+    """A packed matrix without contents."""
+    columns = chunk_columns(kind)
+    filled, chunks = -(-rows // PANEL) * PANEL, -(-cols // columns)
+    if kind == "float":
+        weights = torch.empty(filled, chunks * columns, dtype=torch.bfloat16, device=META)
+        return GpuMatrix(kind, rows, cols, filled, chunks, weights, None, None, 0, 0, 0)
+    groups = chunks * columns // group if group else 1
+    words = torch.empty(filled // PANEL, chunks, PANEL, 16, dtype=torch.int32, device=META)
+    scale = torch.empty(filled // PANEL, groups, PANEL, dtype=torch.float16, device=META)
+    zero = 0 if affine else 8 if kind == "int4" else 128
+    return GpuMatrix(kind, rows, cols, filled, chunks, words, scale, scale if affine else None, zero, group, groups)
+
+
+def cases(arch: int) -> Iterator[Case]:
+    yield from _product_cases(arch)
+    yield from _attention_cases(arch)
+    yield from _row_cases(arch)
+
+
+def _product_cases(arch: int) -> Iterator[Case]:
+    kinds = (
+        ("bf16", matrix("float", COLS, COLS), matrix("float", 2 * INNER, COLS)),
+        ("W8", matrix("int8", COLS, COLS), matrix("int8", 2 * INNER, COLS)),
+        ("W4", matrix("int4", COLS, COLS), matrix("int4", 2 * INNER, COLS)),
+        ("W4 with minima", matrix("int4", COLS, COLS, affine=True), matrix("int4", 2 * INNER, COLS, affine=True)),
+    )
+    for name, square, wide in kinds:
+        for rows, bound in ((1, "memory"), (64, "memory"), (4096, "products")):
+            x = _rows(rows, COLS, torch.bfloat16)
+            residual = _rows(rows, COLS, torch.float32)
+            for launch in _recorded(arch, lambda ops, x=x, m=square, r=residual: product(ops.target, x, m, residual=r)):
+                what = "sum of segments" if "segments" in launch.arguments else f"linear {name}"
+                yield Case(f"{what}, {rows} rows", bound, launch)
+            gated = _recorded(
+                arch, lambda ops, x=x, m=wide: product(ops.target, x, m, gated=True, out_type=torch.bfloat16)
+            )
+            yield Case(f"gated linear {name}, {rows} rows", bound, gated[0])
+
+
+def _attention_cases(arch: int) -> Iterator[Case]:
+    plain, windowed = attention.NO_EXTRAS, attention.Extras(window=128, sinks=_rows(1, 64, torch.float32)[0])
+    capped = attention.Extras(window=4096, softcap=50.0)
+    shapes = {
+        "D=64": (replace(SHAPE, heads=64, head_dim=64), windowed),
+        "D=80": (replace(SHAPE, heads=32, kv_heads=32, head_dim=80), plain),
+        "D=96": (replace(SHAPE, heads=32, kv_heads=32, head_dim=96), plain),
+        "D=128": (SHAPE, plain),
+        "D=256": (replace(SHAPE, heads=16, kv_heads=8, head_dim=256), capped),
+    }
+    for page in ("bf16", "fp8", "int8"):
+        for name, (shape, extras) in shapes.items():
+            if page != "bf16" and name != "D=128":
+                continue
+            yield from _attention(arch, page, name, shape, extras)
+    for size in (64, 256):
+        yield from _attention(arch, "bf16", f"D=128, blocks of {size}", replace(SHAPE, block_size=size), plain)
+
+
+def _attention(arch: int, page: str, name: str, shape: AttentionShape, extras: attention.Extras) -> Iterator[Case]:
+    """Decodes and prefills are one kernel."""
+    pages = PAGE_FORMATS[page]
+    tensor = torch.empty(
+        64, *pages.page(shape.block_size, shape.kv_heads, shape.head_dim), dtype=pages.dtype, device=META
+    )
+    q = torch.empty(64, shape.heads, shape.head_dim, device=META)
+    work = attention.GpuPlan(
+        rows=attention.NO_ROWS,
+        shape=shape,
+        window=extras.window,
+        items=torch.empty(64, 8, dtype=torch.int32, device=META),
+        merges=torch.empty(16, 4, dtype=torch.int32, device=META),
+        tables=torch.empty(16, 64, dtype=torch.int32, device=META),
+        parts=64,
+    )
+    both = _recorded(
+        arch,
+        lambda ops: attention.attend(ops.target, q, tensor, tensor, work, pages, 0.125, extras, torch.bfloat16),
+    )
+    yield Case(f"attention {page} {name}", "products", both[0])
+    if page == "bf16":
+        yield Case(f"merge of splits {name}", "memory", both[1])
+
+
+def _row_cases(arch: int) -> Iterator[Case]:
+    x = _rows(64, COLS, torch.float32)
+    gain = _rows(1, COLS, torch.float32)[0]
+    yield Case("rms_norm", "memory", _recorded(arch, lambda ops: ops.rms_norm(x, gain, 1e-5))[0])
+    wide = _rows(64, 2 * INNER, torch.float32)
+    yield Case("silu_mul", "memory", _recorded(arch, lambda ops: ops.silu_mul(wide))[0])
+    ids = torch.empty(64, dtype=torch.int64, device=META)
+    for kind in ("float", "int8", "int4"):
+        table = matrix(kind, VOCAB, COLS)
+        found = _recorded(arch, lambda ops, table=table: ops.embedding(ids, table))
+        yield Case(f"embedding {kind}", "memory", found[0])
+    angles = _rows(64, SHAPE.head_dim // 2, torch.float32)
+    qkv = _rows(64, (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim, torch.float32)
+    for page in ("bf16", "fp8", "int8"):
+        pages = PAGE_FORMATS[page]
+        tensor = torch.empty(64, *pages.page(16, SHAPE.kv_heads, SHAPE.head_dim), dtype=pages.dtype, device=META)
+        launches = _recorded(
+            arch,
+            lambda ops, p=tensor: ops.rope_and_cache(qkv, angles, angles, p, p, ids, SHAPE),
+            page,
+        )
+        yield Case(f"rope and cache write {page}", "memory", launches[0])
+
+
+def _recorded(arch: int, call: Callable[[GpuOps], Tensor], page: str = "bf16") -> list[Launch]:
+    launches: list[Launch] = []
+    target = Target(META, arch, _PROCESSORS[arch], torch.bfloat16, launches.append)
+    call(GpuOps(target, PAGE_FORMATS[page]))
+    return launches
+
+
+def _rows(rows: int, cols: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(rows, cols, dtype=dtype, device=META)
