@@ -163,6 +163,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--activations", default="16bit", help="16bit or 8bit; of the back end cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pin", action="store_true")
     parser.add_argument("--runner-only", action="store_true")
@@ -170,6 +171,7 @@ def main(argv: Sequence[str]) -> int:
     runner = load_runner(
         resolve(chosen.model, cache_directory(os.environ)).path,
         backend=chosen.backend,
+        activations=chosen.activations,
         block_size=BLOCK,
         total_blocks=1024,
         max_batched_tokens=1024,

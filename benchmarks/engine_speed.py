@@ -121,6 +121,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--activations", default="16bit", help="16bit or 8bit; of the back end cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default all cores")
     parser.add_argument("--batch", default="1,8,32", help="sequences at once, by commas; default 1,8,32")
     parser.add_argument("--prompt", type=int, default=128, help="tokens; default 128")
@@ -136,6 +137,7 @@ def main(argv: Sequence[str]) -> int:
         runner = load_runner(
             path,
             backend=chosen.backend,
+            activations=chosen.activations,
             block_size=BLOCK,
             total_blocks=max(batches) * -(-(chosen.prompt + chosen.new) // BLOCK),
             max_batched_tokens=chosen.step,

@@ -17,7 +17,8 @@ class BackendSettings:
     """threads: that compute, None takes one for each core. pin: threads to cores, where a back end has its own.
 
     cache: where native kernels are kept once built, None takes the user's. instruction_set: None takes the CPU's best.
-    compiler: name or path, None takes the first found.
+    compiler: name or path, None takes the first found. activations: what `cpu` rounds them to where weights are integers,
+    of kernels.cpu.pack.ACTIVATIONS.
     """
 
     threads: int | None = None
@@ -25,6 +26,7 @@ class BackendSettings:
     cache: Path | None = None
     instruction_set: str | None = None
     compiler: str | None = None
+    activations: str = "16bit"
 
 
 def _reference(settings: BackendSettings) -> Ops:
@@ -46,7 +48,10 @@ def _cpu(settings: BackendSettings) -> Ops:
     from kernels.cpu.build import NoCompilerError
     from kernels.cpu.cores import available_cores
     from kernels.cpu.library import Team, load_library
+    from kernels.cpu.pack import ACTIVATIONS
 
+    if settings.activations not in ACTIVATIONS:
+        raise ValueError(f"unknown activations {settings.activations!r}; there are {', '.join(ACTIVATIONS)}")
     try:
         library = load_library(settings.instruction_set, settings.cache, settings.compiler)
     except NoCompilerError as error:
@@ -56,7 +61,7 @@ def _cpu(settings: BackendSettings) -> Ops:
     team = Team(library, settings.threads or len(cores), cores if settings.pin else ())
     # Torch's own threads would fight with the team for the cores; what is left to torch is small.
     torch.set_num_threads(1)
-    return CpuOps(library, team)
+    return CpuOps(library, team, settings.activations)
 
 
 def _gpu(settings: BackendSettings) -> Ops:

@@ -19,6 +19,7 @@ from services.trust_settings import CallTrust, HttpTrust, ServerTrust, UserKeys
 MODEL = "smollm2-135m"
 BACKENDS = ("cpu", "cpu-torch", "gpu", "reference")
 WEIGHTS = ("native", "int8", "bf16")
+ACTIVATIONS = ("16bit", "8bit")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -104,6 +105,9 @@ class ExecutorConfig(Settings):
     backend: str = setting("cpu", "which kernels run", choices=BACKENDS)
     weights: str = setting(
         "native", "native keeps the file's numbers, int8 and bf16 round them when a model is loaded", choices=WEIGHTS
+    )
+    activations: str = setting(
+        "16bit", "what the back end cpu rounds activations to where weights are integers", choices=ACTIVATIONS
     )
     block_size: int = setting(16, "tokens in a KV block", unit="tokens", minimum=1, maximum=256)
     kv_memory_mib: int = setting(512, "memory for KV blocks", unit="MiB", minimum=1)

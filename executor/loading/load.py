@@ -31,6 +31,7 @@ def load_runner(
     total_blocks: int | None = None,
     max_model_len: int | None = None,
     scheme: str = "native",
+    activations: str = "16bit",
     threads: int | None = None,
     pin_threads: bool = False,
     kernel_cache: Path | None = None,
@@ -38,8 +39,8 @@ def load_runner(
 ) -> Runner:
     """Read, check and pack a GGUF model, and allocate its pool.
 
-    kv_memory_bytes is for the pool and a step's temporaries together; give it or total_blocks. threads, pin_threads and
-    kernel_cache are as in `BackendSettings`; torch's number of threads is set for the whole process. model_hash: its
+    kv_memory_bytes is for the pool and a step's temporaries together; give it or total_blocks. threads, pin_threads,
+    kernel_cache and activations are as in `BackendSettings`; torch's number of threads is set for the whole process. model_hash: its
     SHA-256 where it is known already. Weights are read from the file once and not mapped afterwards.
     Raises GgufError or ModelError for the file, MemoryPlanError or ValueError naming the setting, BuildError, OSError.
     """
@@ -48,7 +49,8 @@ def load_runner(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if scheme not in SCHEMES:
         raise ValueError(f"unknown quantization scheme {scheme!r}; there are {', '.join(SCHEMES)}")
-    ops = load_backend(backend, BackendSettings(threads=threads, pin=pin_threads, cache=kernel_cache))
+    settings = BackendSettings(threads=threads, pin=pin_threads, cache=kernel_cache, activations=activations)
+    ops = load_backend(backend, settings)
     model_hash = model_hash or _sha256(path)
     with open_gguf(path) as file:
         config = read_model_config(file.metadata)

@@ -1,8 +1,8 @@
 """The CPU back end: native kernels and a team of threads.
 
 Owns: which native function computes an op, and the memory they work in. Must not know: models, requests, file formats.
-Activations of integer matrices are rounded to 8 bits with a scale for each span of columns (`native/activations.h`);
-all sums are float32. Pages are bfloat16, laid out for attention (`native/pages.h`). A row's bits depend on that row
+Activations of integer matrices are rounded to 8 or 16 bits with a scale for each span of columns
+(`native/activations.h`); all sums are float32. Pages are bfloat16, laid out for attention (`native/pages.h`). A row's bits depend on that row
 alone, whatever the number of rows or threads.
 """
 
@@ -17,7 +17,7 @@ from kernels.cpu.attention import NativeAttention, NativePlan
 from kernels.cpu.decoder import NativeDecoder, PanelDecoder
 from kernels.cpu.head import NativeHead
 from kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library, Native, Team, Workspace
-from kernels.cpu.pack import Packer, PanelMatrix
+from kernels.cpu.pack import ACTIVATIONS, Packer, PanelMatrix
 from kernels.cpu.sampling import Sampler
 from kernels.ops import (
     AttentionPlan,
@@ -36,17 +36,17 @@ from kernels.sampling import Drawn, Greedy, SampledSequence
 
 
 class CpuOps(Ops):
-    """One call at a time: they share the team and its memory."""
+    """One call at a time: they share the team and its memory. activations: a name of `pack.ACTIVATIONS`."""
 
     name = "cpu"
     deterministic = True
     kv_dtype = torch.bfloat16
 
-    def __init__(self, library: Library, team: Team) -> None:
-        self._isa = f"{library.isa.name} {library.digest}"
+    def __init__(self, library: Library, team: Team, activations: str) -> None:
+        self._isa = f"{library.isa.name} {library.digest} {activations}"
         self._team = team
         self._workspace = Workspace()
-        self._packer = Packer(library)
+        self._packer = Packer(library, ACTIVATIONS[activations])
         self._attention = NativeAttention(library, team)
         self._decoder = NativeDecoder(library, team, self._attention)
         self._head = NativeHead(library, team)
@@ -137,7 +137,7 @@ class CpuOps(Ops):
         require(residual is None or residual.shape == shape, f"residual must be {list(shape)}")
         x = x if x.stride(1) == 1 else x.contiguous()
         others = [None if one is None else one.contiguous() for one in (bias, residual)]
-        scratch = self._workspace.room(self._functions.quantized_bytes(*x.shape))
+        scratch = self._workspace.room(self._functions.quantized_bytes(*x.shape, matrix.planes))
         out = torch.empty(shape)
         self._functions.linear(
             self._team.handle,
@@ -168,7 +168,7 @@ class _Functions:
             silu_mul=library.bind("tercet_silu_mul", None, POINTER, POINTER, INT, INT, POINTER),
             rope=library.bind("tercet_rope", None, *[POINTER] * 4, INT, INT, INT, POINTER),
             decode_rows=library.bind("tercet_decode_rows", None, *[POINTER] * 3, INT, POINTER),
-            quantized_bytes=library.bind("tercet_quantized_bytes", LONG, INT, INT),
+            quantized_bytes=library.bind("tercet_quantized_bytes", LONG, INT, INT, INT),
             linear=library.bind("tercet_linear", None, *[POINTER] * 3, LONG, INT, *[POINTER] * 4),
         )
 

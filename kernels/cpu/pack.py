@@ -22,6 +22,7 @@ from kernels.raw import check_parts
 
 PANEL_ROWS: Final = 16
 GROUP: Final = 32
+ACTIVATIONS: Final = {"16bit": 2, "8bit": 1}  # planes of 8 bits each that matrices of integers read
 _CHUNK_WEIGHTS: Final = 4 << 20  # decoded at a time
 
 
@@ -71,7 +72,7 @@ class _Matrix(ctypes.Structure):
         ("count", ctypes.c_int32),
         ("rows", ctypes.c_int32),
         ("cols", ctypes.c_int32),
-        ("integers", ctypes.c_int32),
+        ("planes", ctypes.c_int32),
         ("floats", ctypes.c_int32),
     )
 
@@ -82,7 +83,7 @@ class PanelMatrix:
 
     rows: int
     cols: int
-    integers: bool  # some panel reads quantized activations
+    planes: int  # of the quantized activations that some panel reads; 0: none does
     gated: bool  # the upper half of the rows and the lower share no panel
     formats: tuple[Format, ...]  # of the parts
     data: tuple[Tensor, ...]  # uint8, the panels of each part
@@ -99,7 +100,9 @@ class PanelMatrix:
 
 
 class Packer:
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, planes: int) -> None:
+        """planes: of 8 bits, 1 or 2, of the activations that matrices of integers read (`native/activations.h`)."""
+        self._planes = planes
         self._memory = WeightMemory()
         self._panel_bytes = library.bind("tercet_panel_bytes", LONG, INT, INT)
         self._integers = library.bind(
@@ -126,17 +129,17 @@ class Packer:
             at += len(own)
             first_row += part.rows
         formats = tuple(format for format, _ in packed)
-        integers = any(format.integer for format in formats)
+        planes = self._planes if any(format.integer for format in formats) else 0
         floats = not all(format.integer for format in formats)
         return PanelMatrix(
             rows=first_row,
             cols=cols,
-            integers=integers,
+            planes=planes,
             gated=count % 2 == 0 and first_row % 2 == 0 and int(panels["first_row"][count // 2]) == first_row // 2,
             formats=formats,
             data=tuple(data for _, data in packed),
             panels=panels,
-            native=_Matrix(panels.ctypes.data, count, first_row, cols, integers, floats),
+            native=_Matrix(panels.ctypes.data, count, first_row, cols, planes, floats),
         )
 
     def _part(self, part: StoredMatrix) -> tuple[Format, Tensor]:

@@ -17,7 +17,7 @@ from executor.loading.load import load_runner
 from executor.models.table import read_model_config
 from kernels.cpu.build import BuildError
 from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
-from services.config import BACKENDS, WEIGHTS
+from services.config import ACTIVATIONS, BACKENDS, WEIGHTS
 from services.evaluate.perplexity import Perplexity, measure
 from services.tokenizer.text import load_tokenizer
 from services.tokenizer.vocabulary import read_vocabulary
@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     perplexity.add_argument("--model", default=DEFAULT_MODEL, help="a name of the catalogue, or a GGUF file")
     perplexity.add_argument("--backend", choices=BACKENDS, default="cpu")
     perplexity.add_argument("--weights", choices=WEIGHTS, default="native")
+    perplexity.add_argument("--activations", choices=ACTIVATIONS, default="16bit")
     perplexity.add_argument("--file", type=Path, required=True, help="UTF-8 text")
     perplexity.add_argument("--bytes", type=_positive, help="of the file, from its beginning; default all")
     perplexity.add_argument("--context", type=_positive, default=512, help="tokens of a window; default 512")
@@ -49,14 +50,14 @@ def main(argv: Sequence[str]) -> int:
     if chosen.json:
         print(
             json.dumps(
-                asdict(result) | {"backend": chosen.backend, "weights": chosen.weights, "seconds": round(seconds, 1)}
+                asdict(result) | {"backend": chosen.backend, "weights": chosen.weights, "activations": chosen.activations, "seconds": round(seconds, 1)}
             )
         )
     else:
         print(
             f"perplexity {result.value:.4f} ± {result.standard_error:.4f} over {result.scored_tokens} tokens "
             f"in {result.windows} windows of {chosen.context}, back end {chosen.backend}, "
-            f"weights {chosen.weights}, {seconds:.1f} s"
+            f"weights {chosen.weights}, activations {chosen.activations}, {seconds:.1f} s"
         )
     return 0
 
@@ -87,6 +88,7 @@ def _perplexity(chosen: argparse.Namespace) -> Perplexity:
         path,
         backend=chosen.backend,
         scheme=chosen.weights,
+        activations=chosen.activations,
         block_size=BLOCK_SIZE,
         total_blocks=-(-chosen.context // BLOCK_SIZE),
         max_batched_tokens=chosen.context,

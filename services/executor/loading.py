@@ -141,6 +141,7 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
             resolved.path,
             backend=config.backend,
             scheme=config.weights,
+            activations=config.activations,
             block_size=config.block_size,
             max_batched_tokens=config.max_batched_tokens,
             max_sequences=config.max_sequences,

@@ -50,5 +50,5 @@ def ops(request: pytest.FixtureRequest, threads: int) -> Iterator[Ops]:
         team = Team(library(isa), threads)
     except NoCompilerError as error:
         missing(str(error))
-    yield CpuOps(library(isa), team)
+    yield CpuOps(library(isa), team, "16bit")
     team.close()

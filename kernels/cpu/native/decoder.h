@@ -60,10 +60,16 @@ inline int qkv_columns(const AttentionShape& shape) {
     return (shape.heads + 2 * shape.pages.kv_heads) * shape.pages.head_dim;
 }
 
+// With room for whatever number of planes a matrix reads.
 inline Activations activations_in(Arena& arena, int rows, int cols) {
     auto* x = arena.take<float>(int64_t{rows} * cols);
-    auto* bytes = arena.take<uint8_t>(QuantizedRows::bytes(rows, cols));
-    return {QuantizedRows::in(bytes, rows, cols), x, cols, rows};
+    auto* bytes = arena.take<uint8_t>(QuantizedRows::bytes(rows, cols, MOST_PLANES));
+    return {QuantizedRows::in(bytes, rows, cols, MOST_PLANES), x, cols, rows};
+}
+
+inline Activations read_by(const Matrix& reader, Activations x) {
+    x.quantized.planes = reader.planes;
+    return x;
 }
 
 inline DecoderBuffers buffers_in(Arena& arena, const DecoderLayer& layer, const AttentionShape& shape, int rows,
@@ -94,25 +100,27 @@ inline void each_rows(Team& team, int rows, int of_chunk, Work&& work) {
 // rms_norm(x), as the matrix wants to read it.
 inline void norm_rows(Team& team, const float* x, const float* weight, float eps, const Matrix& reader,
                       const DecoderBuffers& buffers) {
-    const Activations& out = buffers.normed;
+    const Activations out = read_by(reader, buffers.normed);
     each_rows(team, out.rows, FEW_ROWS, [&](int begin, int end, int thread) {
         for (int row = begin; row < end; row++) {
             const int64_t at = int64_t{row} * reader.cols;
             float* to = reader.floats ? const_cast<float*>(out.x) + at : buffers.row_of(thread);
             rms_norm(x + at, weight, eps, reader.cols, to);
-            if (reader.integers) quantize_row(to, row, out.quantized);
+            if (reader.planes) quantize_row(to, row, out.quantized);
         }
     });
 }
 
-inline void quantize_rows(Team& team, const Matrix& reader, const Activations& x) {
-    if (!reader.integers) return;
+inline void quantize_rows(Team& team, const Matrix& reader, const Activations& rows) {
+    if (!reader.planes) return;
+    const Activations x = read_by(reader, rows);
     each_rows(team, x.rows, FEW_ROWS, [&](int begin, int end, int) {
         for (int row = begin; row < end; row++) quantize_row(x.x + row * x.pitch, row, x.quantized);
     });
 }
 
-inline void multiply(Team& team, const Matrix& matrix, const Activations& x, const Result& result) {
+inline void multiply(Team& team, const Matrix& matrix, const Activations& rows, const Result& result) {
+    const Activations x = read_by(matrix, rows);
     const Chunks chunks = chunks_of(matrix.count, x.rows, team.size());
     team.each(chunks.count(), [&](int chunk, int) {
         linear(matrix, x, chunks.panels_range(chunk), chunks.tiles_range(chunk), result);
@@ -146,8 +154,8 @@ inline void attend_rows(Team& team, const DecoderStep& step, const DecoderBuffer
 
 // silu(gate) * up, as `down` wants to read it.
 inline void gate_rows(Team& team, const Matrix& gate_up, const Matrix& down, const DecoderBuffers& buffers) {
-    const Activations& x = buffers.normed;
-    const Activations& out = buffers.gated;
+    const Activations x = read_by(gate_up, buffers.normed);
+    const Activations out = read_by(down, buffers.gated);
     if (gated_spans(gate_up) && !down.floats) {
         const Chunks chunks = chunks_of(out.quantized.spans(), x.rows, team.size());
         team.each(chunks.count(), [&](int chunk, int) {

@@ -18,7 +18,7 @@ struct HeadSpace {
     HeadSpace(void* buffer, const Matrix& head, int rows, int parts) {
         Arena arena(buffer);
         normed = arena.take<float>(int64_t{rows} * head.cols);
-        quantized = arena.take<uint8_t>(QuantizedRows::bytes(rows, head.cols));
+        quantized = arena.take<uint8_t>(QuantizedRows::bytes(rows, head.cols, head.planes));
         found = arena.take<Likeliest>(int64_t{rows} * parts);
         bytes = arena.used();
     }
@@ -37,11 +37,11 @@ TERCET_EXPORT void tercet_head_greedy(Team* team, const Matrix* head, const floa
     const Chunks chunks = chunks_of(head->count, rows, team->size());
     const int parts = chunks.across();
     const HeadSpace own(space, *head, rows, parts);
-    Activations in{QuantizedRows::in(own.quantized, rows, head->cols), own.normed, head->cols, rows};
+    Activations in{QuantizedRows::in(own.quantized, rows, head->cols, head->planes), own.normed, head->cols, rows};
     team->each(rows, [&](int row, int) {
         float* normed = own.normed + int64_t{row} * head->cols;
         rms_norm(x + row * pitch, norm, eps, head->cols, normed);
-        if (head->integers) quantize_row(normed, row, in.quantized);
+        if (head->planes) quantize_row(normed, row, in.quantized);
     });
     const Tiling tiling{rows};
     team->each(chunks.count(), [&](int chunk, int) {

@@ -1,6 +1,6 @@
 // Sums of one panel of integers with the rows of one tile: AVX2. A register is 8 rows x 4 columns.
 //
-// vpmaddubsw adds pairs of products in 16 bits. Of 4-bit weights even 8 steps fit there: 8 * 2 * 15 * 127 = 30,480. A
+// vpmaddubsw adds pairs of products in 16 bits. Of 4-bit weights even 8 steps fit there: 8 * 2 * 15 * 128 = 30,720. A
 // byte is taken as two such halves.
 #pragma once
 
@@ -26,9 +26,9 @@ inline __m256i load_step(const uint8_t* at) { return _mm256_loadu_si256(reinterp
 inline __m256i lower(__m256i bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
 inline __m256i upper(__m256i bytes) { return lower(_mm256_srli_epi16(bytes, 4)); }
 
-// Columns [16 part, 16 part + 16) of a group.
+// Columns [16 part, 16 part + 16) of a group. q: of one plane.
 template <IntegerLayout L>
-inline __m256i dot(const uint8_t* integers, int part, const int8_t* q) {
+inline __m256i dot_plane(const uint8_t* integers, int part, const int8_t* q) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
 #pragma GCC unroll 4
@@ -48,6 +48,14 @@ inline __m256i dot(const uint8_t* integers, int part, const int8_t* q) {
     return _mm256_add_epi32(sum, _mm256_slli_epi32(_mm256_madd_epi16(high, ones), 4));
 }
 
+// q: of the planes of a row's group.
+template <IntegerLayout L, int PLANES>
+inline __m256i dot(const uint8_t* integers, int part, const int8_t* q) {
+    const __m256i first = dot_plane<L>(integers, part, q);
+    if constexpr (PLANES == 1) return first;
+    return _mm256_add_epi32(_mm256_slli_epi32(first, 8), dot_plane<L>(integers, part, q + GROUP));
+}
+
 // sum + scale * (dot - OFFSET * total)
 template <IntegerLayout L>
 inline __m256 scaled(__m256i dot, int32_t total, __m256 scale, __m256 sum) {
@@ -56,7 +64,7 @@ inline __m256 scaled(__m256i dot, int32_t total, __m256 scale, __m256 sum) {
 }
 
 // With a scale for a whole row, the sum of a span is one of integers.
-template <IntegerLayout L, int WIDTH>
+template <IntegerLayout L, int PLANES, int WIDTH>
     requires(L.per == 0)
 inline void add_up_half(const uint8_t* panel, int lane, int groups, const QuantizedTile& x, float* sums) {
     const uint8_t* integers = panel + L.integers_at(groups) + lane * 4;
@@ -68,8 +76,9 @@ inline void add_up_half(const uint8_t* panel, int lane, int groups, const Quanti
             for (const int end = g + SPAN / GROUP < groups ? g + SPAN / GROUP : groups; g < end; g++) {
                 const uint8_t* steps = integers + int64_t{g} * L.group_bytes();
                 const int64_t at = int64_t{g} * x.width + t;
-                part = _mm256_add_epi32(part, dot<L>(steps, 0, x.q + at * GROUP));
-                part = _mm256_add_epi32(part, dot<L>(steps, 1, x.q + at * GROUP));
+                const int8_t* q = x.q + at * PLANES * GROUP;
+                part = _mm256_add_epi32(part, dot<L, PLANES>(steps, 0, q));
+                part = _mm256_add_epi32(part, dot<L, PLANES>(steps, 1, q));
                 part = _mm256_sub_epi32(part, _mm256_set1_epi32(L.offset() * x.total[at]));
             }
             const __m256 by = _mm256_set1_ps(x.scale[int64_t{span} * x.width + t]);
@@ -80,7 +89,7 @@ inline void add_up_half(const uint8_t* panel, int lane, int groups, const Quanti
 }
 
 // sums [WIDTH][PANEL], of the tile's rows from x on; here its lanes from `lane` on.
-template <IntegerLayout L, int WIDTH>
+template <IntegerLayout L, int PLANES, int WIDTH>
     requires(L.per != 0)
 inline void add_up_half(const uint8_t* panel, int lane, int groups, const QuantizedTile& x, float* sums) {
     constexpr int SCALES = GROUP / L.per, STRIDE = PANEL * L.scale_bytes();
@@ -100,7 +109,9 @@ inline void add_up_half(const uint8_t* panel, int lane, int groups, const Quanti
 #pragma GCC unroll 4
             for (int t = 0; t < WIDTH; t++) {
                 const int64_t at = int64_t{g} * x.width + t;
-                const __m256i first = dot<L>(steps, 0, x.q + at * GROUP), second = dot<L>(steps, 1, x.q + at * GROUP);
+                const int8_t* q = x.q + at * PLANES * GROUP;
+                const __m256i first = dot<L, PLANES>(steps, 0, q);
+                const __m256i second = dot<L, PLANES>(steps, 1, q);
                 if constexpr (L.per == 16) {
                     part[t] = scaled<L>(first, x.half[at], scale[0], part[t]);
                     part[t] = scaled<L>(second, x.total[at] - x.half[at], scale[1], part[t]);
@@ -117,10 +128,10 @@ inline void add_up_half(const uint8_t* panel, int lane, int groups, const Quanti
     for (int t = 0; t < WIDTH; t++) _mm256_storeu_ps(sums + t * PANEL + lane, total[t]);
 }
 
-template <IntegerLayout L, int WIDTH>
+template <IntegerLayout L, int PLANES, int WIDTH>
 void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
-    add_up_half<L, WIDTH>(panel, 0, groups, x, sums);
-    add_up_half<L, WIDTH>(panel, PANEL / 2, groups, x, sums);
+    add_up_half<L, PLANES, WIDTH>(panel, 0, groups, x, sums);
+    add_up_half<L, PLANES, WIDTH>(panel, PANEL / 2, groups, x, sums);
 }
 
 }  // namespace tercet

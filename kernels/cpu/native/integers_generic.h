@@ -20,9 +20,9 @@ inline float load_scale(const uint8_t* at) {
     }
 }
 
-// Columns [from, to) of a group, for each row of the panel.
+// Columns [from, to) of a group, for each row of the panel. q: of one plane.
 template <IntegerLayout L>
-inline void dot(const uint8_t* integers, const int8_t* q, int from, int to, int32_t (&sums)[PANEL]) {
+inline void dot_plane(const uint8_t* integers, const int8_t* q, int from, int to, int32_t (&sums)[PANEL]) {
     for (int r = 0; r < PANEL; r++) sums[r] = 0;
     for (int c = from; c < to; c++) {
         const int step = c / 4, place = c % 4;
@@ -32,8 +32,19 @@ inline void dot(const uint8_t* integers, const int8_t* q, int from, int to, int3
     }
 }
 
+// q: of the planes of a row's group.
+template <IntegerLayout L, int PLANES>
+inline void dot(const uint8_t* integers, const int8_t* q, int from, int to, int32_t (&sums)[PANEL]) {
+    dot_plane<L>(integers, q, from, to, sums);
+    if constexpr (PLANES == 2) {
+        int32_t lower[PANEL];
+        dot_plane<L>(integers, q + GROUP, from, to, lower);
+        for (int r = 0; r < PANEL; r++) sums[r] = sums[r] * 256 + lower[r];
+    }
+}
+
 // With a scale for a whole row, the sum of a span is one of integers.
-template <IntegerLayout L, int WIDTH>
+template <IntegerLayout L, int PLANES, int WIDTH>
     requires(L.per == 0)
 void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
     const uint8_t* integers = panel + L.integers_at(groups);
@@ -44,7 +55,7 @@ void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sum
             for (const int end = g + SPAN / GROUP < groups ? g + SPAN / GROUP : groups; g < end; g++) {
                 const int64_t at = int64_t{g} * x.width + t;
                 int32_t sum[PANEL];
-                dot<L>(integers + int64_t{g} * L.group_bytes(), x.q + at * GROUP, 0, GROUP, sum);
+                dot<L, PLANES>(integers + int64_t{g} * L.group_bytes(), x.q + at * PLANES * GROUP, 0, GROUP, sum);
                 for (int r = 0; r < PANEL; r++) part[r] += sum[r] - L.offset() * x.total[at];
             }
             const float by = x.scale[int64_t{span} * x.width + t];
@@ -56,7 +67,7 @@ void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sum
 }
 
 // sums [WIDTH][PANEL], of the tile's rows from x on.
-template <IntegerLayout L, int WIDTH>
+template <IntegerLayout L, int PLANES, int WIDTH>
     requires(L.per != 0)
 void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
     constexpr int SCALES = GROUP / L.per, SIZE = L.scale_bytes(), OFFSET = L.affine ? 0 : L.offset();
@@ -71,7 +82,8 @@ void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sum
                 const int32_t halves[2] = {x.half[at], x.total[at] - x.half[at]};
                 for (int i = 0; i < SCALES; i++) {
                     int32_t sum[PANEL];
-                    dot<L>(integers + int64_t{g} * L.group_bytes(), x.q + at * GROUP, i * L.per, (i + 1) * L.per, sum);
+                    dot<L, PLANES>(integers + int64_t{g} * L.group_bytes(), x.q + at * PLANES * GROUP, i * L.per,
+                                      (i + 1) * L.per, sum);
                     const int32_t shift = OFFSET * (SCALES == 1 ? x.total[at] : halves[i]);
                     for (int r = 0; r < PANEL; r++)
                         part[r] += static_cast<float>(sum[r] - shift) *

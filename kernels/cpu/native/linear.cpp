@@ -38,21 +38,25 @@ TERCET_EXPORT void tercet_decode_rows(Team* team, const Matrix* matrix, const in
     });
 }
 
-TERCET_EXPORT int64_t tercet_quantized_bytes(int rows, int cols) { return QuantizedRows::bytes(rows, cols); }
+// planes: 1 or 2; 0, of a matrix without integers, needs no scratch.
+TERCET_EXPORT int64_t tercet_quantized_bytes(int rows, int cols, int planes) {
+    return planes ? QuantizedRows::bytes(rows, cols, planes) : 0;
+}
 
 // x: rows `pitch` floats apart; scratch: tercet_quantized_bytes.
-TERCET_EXPORT void tercet_quantize(Team* team, const float* x, int64_t pitch, int rows, int cols, void* scratch) {
-    const QuantizedRows out = QuantizedRows::in(scratch, rows, cols);
+TERCET_EXPORT void tercet_quantize(Team* team, const float* x, int64_t pitch, int rows, int cols, int planes,
+                                   void* scratch) {
+    const QuantizedRows out = QuantizedRows::in(scratch, rows, cols, planes);
     team->each(rows, [&](int row, int) { quantize_row(x + row * pitch, row, out); });
 }
 
 // x [rows][cols] `pitch` floats apart, out [rows][matrix rows]; bias and residual (like out) may be null.
-// scratch: tercet_quantized_bytes(rows, cols) where the matrix has integers.
+// scratch: tercet_quantized_bytes(rows, cols, planes of the matrix).
 TERCET_EXPORT void tercet_linear(Team* team, const Matrix* matrix, const float* x, int64_t pitch, int rows,
                                  const float* bias, const float* residual, float* out, void* scratch) {
     if (rows == 0) return;
-    Activations in{QuantizedRows::in(scratch, rows, matrix->cols), x, pitch, rows};
-    if (matrix->integers) team->each(rows, [&](int row, int) { quantize_row(x + row * pitch, row, in.quantized); });
+    Activations in{QuantizedRows::in(scratch, rows, matrix->cols, matrix->planes), x, pitch, rows};
+    if (matrix->planes) team->each(rows, [&](int row, int) { quantize_row(x + row * pitch, row, in.quantized); });
     const Result result{out, matrix->rows, bias, residual, matrix->rows};
     const Chunks chunks = chunks_of(matrix->count, rows, team->size());
     team->each(chunks.count(), [&](int chunk, int) {
@@ -64,8 +68,8 @@ TERCET_EXPORT void tercet_linear(Team* team, const Matrix* matrix, const float* 
 TERCET_EXPORT void tercet_gated(Team* team, const Matrix* matrix, const float* x, int64_t pitch, int rows, float* out,
                                 void* scratch) {
     if (rows == 0) return;
-    Activations in{QuantizedRows::in(scratch, rows, matrix->cols), x, pitch, rows};
-    if (matrix->integers) team->each(rows, [&](int row, int) { quantize_row(x + row * pitch, row, in.quantized); });
+    Activations in{QuantizedRows::in(scratch, rows, matrix->cols, matrix->planes), x, pitch, rows};
+    if (matrix->planes) team->each(rows, [&](int row, int) { quantize_row(x + row * pitch, row, in.quantized); });
     const Chunks chunks = chunks_of(matrix->count / 2, rows, team->size());
     team->each(chunks.count(), [&](int chunk, int) {
         gated(*matrix, in, chunks.panels_range(chunk), chunks.tiles_range(chunk), out, matrix->rows / 2);

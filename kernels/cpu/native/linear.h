@@ -35,11 +35,11 @@ inline void sum_panel(const Panel& panel, int cols, const Activations& x, int ti
     const Tiling tiling{x.rows};
     const int width = tiling.width(tile), most = widest(panel.format);
     if (is_integer(panel.format)) {
-        QuantizedTile rows = x.quantized.tile(tile);
+        const QuantizedTile rows = x.quantized.tile(tile);
+        const AddUp* add_up = integer_sums(panel.format, rows.planes);
         for (int t = 0, n; t < width; t += n) {
             n = width - t < most ? width - t : most;
-            integer_sums(panel.format)[n - 1](panel.data, ceil_div(cols, GROUP), rows, sums + t * PANEL);
-            rows.q += n * GROUP, rows.total += n, rows.half += n, rows.scale += n;
+            add_up[n - 1](panel.data, ceil_div(cols, GROUP), rows.from(t), sums + t * PANEL);
         }
     } else {
         const float* row = x.x + tiling.first(tile) * x.pitch;

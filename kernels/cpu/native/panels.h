@@ -91,7 +91,7 @@ struct Panel {
 struct Matrix {
     const Panel* panels;
     int32_t count, rows, cols;
-    int32_t integers;  // some panel reads quantized activations
+    int32_t planes;    // of the quantized activations that some panel reads; 0: none does
     int32_t floats;    // some panel reads float32 activations
 };
 

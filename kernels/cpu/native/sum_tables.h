@@ -16,13 +16,17 @@
 
 namespace tercet {
 
-template <Format F, int... I>
-constexpr std::array<AddUp, TILE> integer_widths(std::integer_sequence<int, I...>) {
-    return {add_up<LAYOUTS[F], I + 1>...};
+using AddUpWidths = std::array<AddUp, TILE>;
+
+template <Format F, int P, int... I>
+constexpr AddUpWidths integer_widths(std::integer_sequence<int, I...>) {
+    return {add_up<LAYOUTS[F], P, I + 1>...};
 }
+// [planes - 1]
 template <Format F>
-constexpr auto integer_widths() {
-    return integer_widths<F>(std::make_integer_sequence<int, widest(F)>());
+constexpr std::array<AddUpWidths, MOST_PLANES> integer_widths() {
+    constexpr auto widths = std::make_integer_sequence<int, widest(F)>();
+    return {integer_widths<F, 1>(widths), integer_widths<F, 2>(widths)};
 }
 
 }  // namespace tercet

@@ -24,12 +24,12 @@ using AddUp = void (*)(const uint8_t* panel, int groups, const QuantizedTile& x,
 using AddUpFloats = void (*)(const uint8_t* panel, int cols, const float* x, int64_t pitch, float* sums);
 
 // [rows - 1], up to widest(format).
-const AddUp* nibble_sums(Format format);
-const AddUp* byte_sums(Format format);
+const AddUp* nibble_sums(Format format, int planes);
+const AddUp* byte_sums(Format format, int planes);
 const AddUpFloats* float_sums(Format format);
 
-inline const AddUp* integer_sums(Format format) {
-    return LAYOUTS[format].nibbles ? nibble_sums(format) : byte_sums(format);
+inline const AddUp* integer_sums(Format format, int planes) {
+    return LAYOUTS[format].nibbles ? nibble_sums(format, planes) : byte_sums(format, planes);
 }
 
 }  // namespace tercet

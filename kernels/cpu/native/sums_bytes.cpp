@@ -2,15 +2,15 @@
 
 namespace tercet {
 
-const AddUp* byte_sums(Format format) {
-    static constexpr std::array<AddUp, TILE> SUMS[] = {
+const AddUp* byte_sums(Format format, int planes) {
+    static constexpr std::array<AddUpWidths, MOST_PLANES> SUMS[] = {
         integer_widths<BYTES_HALF>(),
         integer_widths<BYTES_AFFINE_HALF>(),
         integer_widths<BYTES_AFFINE>(),
         integer_widths<BYTES_SIXTEENS>(),
         integer_widths<BYTES_ROWS>(),
     };
-    return SUMS[format - BYTES_HALF].data();
+    return SUMS[format - BYTES_HALF][planes - 1].data();
 }
 
 }  // namespace tercet

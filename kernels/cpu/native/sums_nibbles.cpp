@@ -2,13 +2,13 @@
 
 namespace tercet {
 
-const AddUp* nibble_sums(Format format) {
-    static constexpr std::array<AddUp, TILE> SUMS[] = {
+const AddUp* nibble_sums(Format format, int planes) {
+    static constexpr std::array<AddUpWidths, MOST_PLANES> SUMS[] = {
         integer_widths<NIBBLES_HALF>(),
         integer_widths<NIBBLES_AFFINE_HALF>(),
         integer_widths<NIBBLES_AFFINE>(),
     };
-    return SUMS[format].data();
+    return SUMS[format][planes - 1].data();
 }
 
 }  // namespace tercet
