@@ -17,8 +17,8 @@ class BackendSettings:
     """threads: that compute, None takes one for each core. pin: threads to cores, where a back end has its own.
 
     cache: where native kernels are kept once built, None takes the user's. instruction_set: None takes the CPU's best.
-    compiler: name or path, None takes the first found. activations: what `cpu` rounds them to where weights are integers,
-    of kernels.cpu.pack.ACTIVATIONS.
+    compiler: name or path, None takes the first found. activations: what `cpu` rounds them to where weights are
+    integers, a name of kernels.cpu.pack.ACTIVATIONS.
     """
 
     threads: int | None = None

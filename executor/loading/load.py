@@ -40,8 +40,8 @@ def load_runner(
     """Read, check and pack a GGUF model, and allocate its pool.
 
     kv_memory_bytes is for the pool and a step's temporaries together; give it or total_blocks. threads, pin_threads,
-    kernel_cache and activations are as in `BackendSettings`; torch's number of threads is set for the whole process. model_hash: its
-    SHA-256 where it is known already. Weights are read from the file once and not mapped afterwards.
+    kernel_cache and activations are as in `BackendSettings`; torch's number of threads is set for the whole process.
+    model_hash: its SHA-256 where it is known already. Weights are read from the file once and not mapped afterwards.
     Raises GgufError or ModelError for the file, MemoryPlanError or ValueError naming the setting, BuildError, OSError.
     """
     for name, value in (("max_batched_tokens", max_batched_tokens), ("max_sequences", max_sequences)):

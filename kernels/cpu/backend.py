@@ -2,8 +2,8 @@
 
 Owns: which native function computes an op, and the memory they work in. Must not know: models, requests, file formats.
 Activations of integer matrices are rounded to 8 or 16 bits with a scale for each span of columns
-(`native/activations.h`); all sums are float32. Pages are bfloat16, laid out for attention (`native/pages.h`). A row's bits depend on that row
-alone, whatever the number of rows or threads.
+(`native/activations.h`); all sums are float32. Pages are bfloat16, laid out for attention (`native/pages.h`). A row's
+bits depend on that row alone, whatever the number of rows or threads.
 """
 
 from collections.abc import Sequence

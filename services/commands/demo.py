@@ -24,7 +24,7 @@ from services.waterfall import waterfall
 
 READY_S: Final = 300.0
 TRACE_S: Final = 10.0
-PROMPT: Final = "What is the capital of France? Answer briefly."
+PROMPT: Final = "What is the capital of France?"
 ROOTS: Final = ("tercet-client", "tercet-tokenizer", "tercet-scheduler")
 
 

@@ -50,7 +50,13 @@ def main(argv: Sequence[str]) -> int:
     if chosen.json:
         print(
             json.dumps(
-                asdict(result) | {"backend": chosen.backend, "weights": chosen.weights, "activations": chosen.activations, "seconds": round(seconds, 1)}
+                asdict(result)
+                | {
+                    "backend": chosen.backend,
+                    "weights": chosen.weights,
+                    "activations": chosen.activations,
+                    "seconds": round(seconds, 1),
+                }
             )
         )
     else:

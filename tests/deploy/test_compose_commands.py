@@ -118,7 +118,7 @@ async def test_the_commands_of_the_file_answer_and_end(chain: Chain) -> None:
             f"{gateway}/v1/chat/completions",
             json={
                 "model": "smollm2-135m",
-                "messages": [{"role": "user", "content": "What is the capital of France? Answer briefly."}],
+                "messages": [{"role": "user", "content": "What is the capital of France?"}],
                 "temperature": 0,
                 "max_tokens": 40,
             },

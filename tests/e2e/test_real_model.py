@@ -23,7 +23,7 @@ from services.telemetry import open_telemetry
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 PARIS = "The capital of France is Paris."
-QUESTION = [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @dataclass

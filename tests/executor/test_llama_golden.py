@@ -15,7 +15,7 @@ from executor.runner import Runner
 GOLDEN = Path(__file__).parent.parent / "golden" / "llama_smollm2.json"
 OUTPUT_TOKENS = 32
 ROUNDING_GAP = 1e-3  # between the two largest logits: float32 implementations may differ so far on `reference`
-ROUNDED_GAP = 0.5  # where `cpu`, whose activations are rounded to 8 bits, may take the other token
+ROUNDED_GAP = 0.5  # where `cpu`, whose attention is bfloat16, may take the other token
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def test_greedy_tokens(runner: Runner, request: pytest.FixtureRequest) -> None:
         assert all(gap <= ROUNDING_GAP for gap in agreement.first_gaps)
     else:
         assert all(gap <= ROUNDED_GAP for gap in agreement.first_gaps)
-        assert agreement.same >= 0.3
+        assert agreement.equal >= agreement.prompts // 2
 
 
 @pytest.mark.model

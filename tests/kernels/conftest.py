@@ -12,7 +12,8 @@ from kernels.cpu.build import NoCompilerError, cpu_flags, runnable
 from kernels.cpu.library import Library, Team, load_library
 from kernels.ops import Ops
 
-NATIVE = [f"cpu {isa.name}" for isa in runnable(cpu_flags())]
+ISAS = [isa.name for isa in runnable(cpu_flags())]
+NATIVE = [*(f"cpu {isa} 16bit" for isa in ISAS), f"cpu {ISAS[0]} 8bit"]
 
 
 @pytest.fixture
@@ -42,13 +43,14 @@ TESTED = ["gpu"] if INTERPRETED else [name for name in BACKENDS if name not in (
 @pytest.fixture(params=TESTED)
 def ops(request: pytest.FixtureRequest, threads: int) -> Iterator[Ops]:
     """Every back end, `cpu` in every instruction set that this machine can run."""
-    name, _, isa = request.param.partition(" ")
-    if not isa:
+    name, *native = request.param.split()
+    if not native:
         yield load(name, BackendSettings(threads=threads))
         return
+    isa, activations = native
     try:
         team = Team(library(isa), threads)
     except NoCompilerError as error:
         missing(str(error))
-    yield CpuOps(library(isa), team, "16bit")
+    yield CpuOps(library(isa), team, activations)
     team.close()

@@ -14,7 +14,7 @@ from executor.loading.ggml_types import BLOCKS, GgmlType
 from executor.quant.requantized import to_bf16, to_int8
 from kernels.cpu.build import NoCompilerError, cpu_flags, runnable
 from kernels.cpu.library import INT, LONG, POINTER, Library, Team, load_library
-from kernels.cpu.pack import Format, Packer, PanelMatrix
+from kernels.cpu.pack import ACTIVATIONS, Format, Packer, PanelMatrix
 from kernels.ops import StoredMatrix
 
 SPAN = 64  # columns of a scale of activations (native/activations.h)
@@ -30,6 +30,7 @@ class Native:
     library: Library
     team: Team
     packer: Packer
+    planes: int  # of activations
 
     def linear(
         self, x: Tensor, matrix: PanelMatrix, bias: Tensor | None = None, residual: Tensor | None = None
@@ -62,39 +63,41 @@ class Native:
         return out
 
     def quantize(self, x: Tensor) -> bytes:
-        call = self.library.bind("tercet_quantize", None, POINTER, POINTER, LONG, INT, INT, POINTER)
+        call = self.library.bind("tercet_quantize", None, POINTER, POINTER, LONG, *(INT,) * 3, POINTER)
         scratch = self._scratch(*x.shape)
-        call(self.team.handle, x.data_ptr(), x.stride(0), *x.shape, scratch.data_ptr())
+        call(self.team.handle, x.data_ptr(), x.stride(0), *x.shape, self.planes, scratch.data_ptr())
         return scratch.numpy().tobytes()
 
     def _scratch(self, rows: int, cols: int) -> Tensor:
-        size = self.library.bind("tercet_quantized_bytes", LONG, INT, INT)(rows, cols)
+        size = self.library.bind("tercet_quantized_bytes", LONG, INT, INT, INT)(rows, cols, self.planes)
         return torch.zeros(size, dtype=torch.uint8)
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=[(isa, name) for isa in ISAS for name in ACTIVATIONS], ids="-".join)
 def native(request: pytest.FixtureRequest) -> Native:
-    return open_native(request.param)
+    isa, activations = request.param
+    return open_native(isa, ACTIVATIONS[activations])
 
 
 @cache
-def open_native(isa: str) -> Native:
+def open_native(isa: str, planes: int) -> Native:
     try:
         library = load_library(isa)
     except NoCompilerError as error:
         missing(str(error))
-    return Native(library, Team(library, 2), Packer(library))
+    return Native(library, Team(library, 2), Packer(library, planes), planes)
 
 
-def rounded(x: Tensor) -> Tensor:
+def rounded(x: Tensor, planes: int) -> Tensor:
     """The definition in native/activations.h, in float64: q * scale."""
+    most = {1: 127, 2: 32639}[planes]
     out = torch.zeros(x.shape, dtype=torch.float64)
     for start in range(0, x.shape[1], SPAN):
         span = x[:, start : start + SPAN]
         largest = span.abs().amax(1, keepdim=True)
         counts = largest >= 2.0**-100
-        q = torch.where(counts, span * (127 / torch.where(counts, largest, 1)), 0).round()
-        out[:, start : start + SPAN] = q.double() * torch.where(counts, largest / 127, 0).double()
+        q = torch.where(counts, span * (most / torch.where(counts, largest, 1)), 0).round()
+        out[:, start : start + SPAN] = q.double() * torch.where(counts, largest / most, 0).double()
     return torch.where(x.isfinite().all(1, keepdim=True), out, math.nan)
 
 
@@ -102,7 +105,7 @@ def entering(x: Tensor, matrix: PanelMatrix, isa: str) -> Tensor:
     """What the format multiplies with, in float64."""
     (format,) = set(matrix.formats)
     if format.integer:
-        return rounded(x)
+        return rounded(x, matrix.planes)
     return (x.to(torch.bfloat16) if format is Format.FLOATS_BRAIN and isa == "avx512" else x).double()
 
 
@@ -225,7 +228,8 @@ def test_extreme_scales(native: Native, kind: GgmlType) -> None:
     assert torch.equal(native.rows(torch.arange(32), matrix), values_of(extreme))
     # Row by row, so that the largest does not lend its tolerance to the smallest.
     for row in range(32):
-        assert_close(native.linear(x, matrix)[:, row : row + 1], rounded(x), values_of(extreme)[row : row + 1])
+        actual, weights = native.linear(x, matrix)[:, row : row + 1], values_of(extreme)[row : row + 1]
+        assert_close(actual, rounded(x, native.planes), weights)
 
 
 def test_rows_that_fill_up_a_panel_have_no_effect(native: Native) -> None:
@@ -264,28 +268,57 @@ def test_columns_that_fill_up_a_group_have_no_effect(native: Native) -> None:
 # -- activations -------------------------------------------------------------------------------------------------------
 
 
-def test_activations_have_the_same_bits_in_every_instruction_set() -> None:
+@pytest.mark.parametrize("planes", ACTIVATIONS.values())
+def test_activations_have_the_same_bits_in_every_instruction_set(planes: int) -> None:
     x = normal(MOST, 200) * torch.logspace(-30, 30, MOST)[:, None]
     x[0] = 0
     x[1, 3], x[2, 70], x[3, 199] = math.nan, math.inf, -math.inf
     x[4] = 2.0**-101
     x[5, ::2] = 0.5  # ties
     x[5, 1::2] = 127.0
+    x[8, ::2] = 127.5  # ties of two planes, also where the lower one is 127.5 of 256
+    x[8, 1::2] = 32639.0
     x[6] = torch.finfo(torch.float32).max
     x[7] = 1e-40
-    rounded_by = [open_native(isa).quantize(x) for isa in ISAS]
+    rounded_by = [open_native(isa, planes).quantize(x) for isa in ISAS]
     assert all(one == rounded_by[0] for one in rounded_by)
 
 
-def test_integer_products_have_the_same_bits_with_and_without_512_bits() -> None:
-    vectorised = [open_native(isa) for isa in ISAS if isa != "generic"]
+@pytest.mark.parametrize("planes", ACTIVATIONS.values())
+def test_integer_products_have_the_same_bits_with_and_without_512_bits(planes: int) -> None:
+    vectorised = [open_native(isa, planes) for isa in ISAS if isa != "generic"]
     for stored in matrices():
         answers = [
             native.linear(normal(9, stored.cols), native.packer.pack([stored]))
             for native in vectorised
-            if native.packer.pack([stored]).integers
+            if native.packer.pack([stored]).planes
         ]
         assert all(torch.equal(answer, answers[0]) for answer in answers)
+
+
+def test_the_largest_integers_fit(native: Native) -> None:
+    """All weights and activations at their largest, of either sign: no sum of a group or a span wraps."""
+    for kind in (GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q8_0, GgmlType.Q5_1):
+        stored = random_matrix(kind, 16, 128)
+        blocks = stored.blocks.view(16, -1, BLOCKS[kind].bytes).clone()
+        scales = 4 if kind in (GgmlType.Q4_1, GgmlType.Q5_1) else 2
+        blocks[:8, :, scales:] = 255  # -1 of Q8_0
+        blocks[8:, :, scales:] = 0x80 if kind is GgmlType.Q8_0 else 0  # the smallest of Q8_0 and Q4_0
+        most = type(stored)("most", blocks.view(16, -1), 128, stored.bits, stored.dequantize, stored.unpack)
+        matrix, x = native.packer.pack([most]), torch.ones(3, 128) * torch.tensor([1.0, -1.0, 3.7])[:, None]
+        assert_close(native.linear(x, matrix), rounded(x, native.planes), values_of(most))
+    whole = to_int8(f32_matrix(torch.tensor([[1.0], [-1.0]]).expand(2, 128).contiguous()))
+    x = -torch.ones(1, 128)
+    assert_close(native.linear(x, native.packer.pack([whole])), rounded(x, native.planes), values_of(whole))
+
+
+def test_two_planes_are_as_near_as_sixteen_bits(native: Native) -> None:
+    x = normal(8, 256)
+    spans = x.double().view(8, -1, SPAN)
+    step = spans.abs().amax(2, keepdim=True) / {1: 127, 2: 32639}[native.planes]
+    identity = to_int8(f32_matrix(torch.eye(256)))
+    actual = native.linear(x, native.packer.pack([identity])).double().view(8, -1, SPAN)
+    assert ((actual - spans).abs() <= 0.501 * step + 1e-6).all()
 
 
 def test_rows_of_extreme_size(native: Native) -> None:
@@ -295,7 +328,7 @@ def test_rows_of_extreme_size(native: Native) -> None:
     actual = native.linear(x, matrix)
     assert actual.isfinite().all()
     for row in range(6):
-        assert_close(actual[row : row + 1], rounded(x[row : row + 1]), values_of(stored))
+        assert_close(actual[row : row + 1], rounded(x[row : row + 1], native.planes), values_of(stored))
     assert torch.equal(actual[0], torch.zeros(17))  # smaller than 2^-100 counts as nothing
     assert torch.equal(actual[5], torch.zeros(17))
 
@@ -312,7 +345,7 @@ def test_a_row_that_is_not_finite_is_not_a_number_and_no_other_is(native: Native
         others = torch.arange(20) != 7
         assert torch.equal(actual[others], clean[others])
         assert not actual[7].isfinite().any()
-        assert actual[7].isnan().all() or not matrix.integers
+        assert actual[7].isnan().all() or not matrix.planes
 
 
 # -- schemes -----------------------------------------------------------------------------------------------------------

@@ -115,9 +115,15 @@ def test_threads_must_be_positive() -> None:
         load("cpu", BackendSettings(threads=0))
 
 
+def test_unknown_activations_are_named() -> None:
+    with pytest.raises(ValueError, match="unknown activations '4bit'; there are 16bit, 8bit"):
+        load("cpu", BackendSettings(threads=1, activations="4bit"))
+
+
 def test_names_of_what_results_depend_on() -> None:
     names = {isa.name: load("cpu", BackendSettings(threads=1, instruction_set=isa.name)).instruction_set()
              for isa in build.runnable(build.cpu_flags())}  # fmt: skip
+    names["8bit"] = load("cpu", BackendSettings(threads=1, activations="8bit")).instruction_set()
     assert len(set(names.values())) == len(names)
     assert all(build.source_digest() in name for name in names.values())
 

@@ -13,7 +13,12 @@ from kernels.backends import load
 from kernels.ops import AttentionShape, Ops, PagedRows
 
 # (relative, absolute) by the narrowest type that takes part in an op.
-TOLERANCE = {torch.float32: (2e-6, 2e-6), torch.bfloat16: (1.6e-2, 1.6e-2), torch.int8: (2e-2, 2e-2)}
+TOLERANCE = {
+    torch.float32: (2e-6, 2e-6),
+    torch.bfloat16: (1.6e-2, 1.6e-2),
+    torch.int16: (2e-4, 2e-4),
+    torch.int8: (2e-2, 2e-2),
+}
 INT4_FORMATS = (GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q8_0)
 FLOAT_FORMATS = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
 
@@ -30,10 +35,10 @@ def _size(values: Tensor) -> float:
 
 def narrowest(ops: Ops, *formats: GgmlType) -> torch.dtype:
     """That activations are rounded to where they meet weights of these formats."""
-    if ops.name == "cpu" and any(f not in FLOAT_FORMATS for f in formats):
-        return torch.int8
     if ops.name == "cpu" and GgmlType.BF16 in formats and ops.instruction_set().startswith("avx512"):
         return torch.bfloat16
+    if ops.name == "cpu" and any(f not in FLOAT_FORMATS for f in formats):
+        return torch.int8 if ops.instruction_set().endswith(" 8bit") else torch.int16
     return torch.bfloat16 if ops.name == "cpu-torch" and any(f in INT4_FORMATS for f in formats) else torch.float32
 
 

@@ -1,7 +1,7 @@
 // node examples/chat.mjs [TARGET] [QUESTION]: an answer as it comes. `npm run build` first.
 import { Client } from "tercet";
 
-const [target = "localhost:50051", question = "What is the capital of France? Answer briefly."] = process.argv.slice(2);
+const [target = "localhost:50051", question = "What is the capital of France?"] = process.argv.slice(2);
 const client = new Client(target);
 const stream = client.chat([{ role: "user", content: question }], { temperature: 0, maxTokens: 64 });
 for await (const delta of stream) process.stdout.write(delta.text);

@@ -41,37 +41,6 @@ inline __m512i add_products(__m512i sum, __m512i step, const int8_t* q) {
     return sum;
 }
 
-// q: of one plane.
-template <int FROM, int TO>
-inline __m512i dot_plane(const __m512i (&steps)[8], const int8_t* q, __m512i sum) {
-#pragma GCC unroll 8
-    for (int j = FROM; j < TO; j++) sum = add_products(sum, steps[j], q + 4 * j);
-    return sum;
-}
-
-// Steps [FROM, TO) with a row's group of columns, q its planes. Of the upper plane the lower one is a continuation: one
-// instruction more. FEW: few rows keep the CPU busy, so each plane has a chain of its own.
-template <int PLANES, bool FEW, int FROM, int TO>
-inline __m512i dot(const __m512i (&steps)[8], const int8_t* q) {
-    const __m512i zero = _mm512_setzero_si512();
-    if constexpr (PLANES == 2) {
-        const __m512i upper = _mm512_slli_epi32(dot_plane<FROM, TO>(steps, q, zero), 8);
-        if constexpr (FEW) return _mm512_add_epi32(upper, dot_plane<FROM, TO>(steps, q + GROUP, zero));
-        return dot_plane<FROM, TO>(steps, q + GROUP, upper);
-    }
-    constexpr int HALF = (FROM + TO) / 2;
-    if constexpr (FEW)
-        return _mm512_add_epi32(dot_plane<FROM, HALF>(steps, q, zero), dot_plane<HALF, TO>(steps, q, zero));
-    return dot_plane<FROM, TO>(steps, q, zero);
-}
-
-// dot - OFFSET * total
-template <IntegerLayout L>
-inline __m512i centred(__m512i dot, __m512i total) {
-    if constexpr (L.affine) return dot;
-    return _mm512_sub_epi32(dot, _mm512_slli_epi32(total, L.offset() == 8 ? 3 : 7));
-}
-
 // A group of a panel's weights in registers.
 struct GroupWeights {
     __m512i steps[8];
@@ -86,56 +55,106 @@ inline void load_group(const uint8_t* panel, int groups, int g, GroupWeights& ou
     if constexpr (L.affine) out.minimum = load_scale<L>(panel + L.minimums_at(groups) + g * STRIDE);
 }
 
-// What one group of one row adds to the sum of its span.
-template <IntegerLayout L, int PLANES, bool FEW>
-inline __m512 add_group(const GroupWeights& w, const QuantizedTile& x, int64_t at, __m512 sum) {
-    const int8_t* q = x.q + at * PLANES * GROUP;
-    const __m512i total = _mm512_set1_epi32(x.total[at]);
-    if constexpr (L.per == 16) {
-        const __m512i half = _mm512_set1_epi32(x.half[at]);
-        const __m512i first = centred<L>(dot<PLANES, FEW, 0, 4>(w.steps, q), half);
-        const __m512i second = centred<L>(dot<PLANES, FEW, 4, 8>(w.steps, q), _mm512_sub_epi32(total, half));
-        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(first), w.scale[0], sum);
-        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), w.scale[1], sum);
-    }
-    const __m512i whole = centred<L>(dot<PLANES, FEW, 0, 8>(w.steps, q), total);
-    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), w.scale[0], sum);
-    if constexpr (L.affine) sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), w.minimum, sum);
-    return sum;
+// dot - OFFSET * total
+template <IntegerLayout L>
+inline __m512i centred(__m512i dot, __m512i total) {
+    if constexpr (L.affine) return dot;
+    return _mm512_sub_epi32(dot, _mm512_slli_epi32(total, L.offset() == 8 ? 3 : 7));
 }
 
-// The sum of a span of one row, but for the row's scale. With a scale for a whole row of weights it is one of integers.
-template <IntegerLayout L, int PLANES, int GROUPS, bool FEW>
-inline __m512 span_sum(const GroupWeights (&w)[2], const QuantizedTile& x, int64_t at) {
-    if constexpr (L.per == 0) {
-        __m512i dots = _mm512_setzero_si512();
-        int32_t total = 0;
+// Steps [FROM, TO) of some groups with some rows, whose first group and row is at q. A product is added up in turn to each
+// of at least four sums: a CPU looks ahead only so far, and an addition has to wait for the one before it to its sum.
+// The dot product with the lower plane is added up on top of 256 times the upper one's. One row alone has two sums for
+// each group instead: one for each plane, or of one plane for even and odd steps.
+template <int PLANES, int GROUPS, int ROWS, int FROM, int TO>
+__attribute__((always_inline)) inline void dots(const GroupWeights (&w)[2], const int8_t* q, int64_t group_stride,
+                                                __m512i (&out)[ROWS][GROUPS]) {
+    constexpr int ROW = PLANES * GROUP, CHAINS = ROWS == 1 ? 2 : 1;
+    __m512i sums[ROWS][GROUPS][CHAINS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+        for (int i = 0; i < GROUPS; i++)
+#pragma GCC unroll 2
+            for (int c = 0; c < CHAINS; c++) sums[r][i][c] = _mm512_setzero_si512();
+#pragma GCC unroll 2
+    for (int p = 0; p < PLANES; p++) {
+#pragma GCC unroll 8
+        for (int j = FROM; j < TO; j++)
+#pragma GCC unroll 2
+            for (int i = 0; i < GROUPS; i++)
+#pragma GCC unroll 4
+                for (int r = 0; r < ROWS; r++) {
+                    __m512i& sum = sums[r][i][CHAINS == 1 ? 0 : PLANES == 1 ? j % 2 : p];
+                    sum = add_products(sum, w[i].steps[j], q + i * group_stride + r * ROW + p * GROUP + 4 * j);
+                }
+        if (p + 1 == PLANES) break;
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+            for (int i = 0; i < GROUPS; i++) sums[r][i][0] = _mm512_slli_epi32(sums[r][i][0], 8);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+        for (int i = 0; i < GROUPS; i++)
+            out[r][i] = CHAINS == 1 ? sums[r][i][0] : _mm512_add_epi32(sums[r][i][0], sums[r][i][CHAINS - 1]);
+}
+
+// Adds a span to the totals of ROWS rows, the first of which has its group at `at`. With a scale for a whole row of
+// weights, the sum of a span is one of integers.
+template <IntegerLayout L, int PLANES, int GROUPS, int ROWS>
+__attribute__((always_inline)) inline void add_rows(const GroupWeights (&w)[2], const QuantizedTile& x, int64_t at,
+                                                    const float* scales, __m512* totals) {
+    const int8_t* q = x.q + at * PLANES * GROUP;
+    const int64_t stride = int64_t{x.width} * PLANES * GROUP;
+    __m512i whole[ROWS][GROUPS], second[ROWS][GROUPS];
+    if constexpr (L.per == 16) {
+        dots<PLANES, GROUPS, ROWS, 0, 4>(w, q, stride, whole);
+        dots<PLANES, GROUPS, ROWS, 4, 8>(w, q, stride, second);
+    } else {
+        dots<PLANES, GROUPS, ROWS, 0, 8>(w, q, stride, whole);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) {
+        __m512 sum = _mm512_setzero_ps();
+        __m512i integers = _mm512_setzero_si512();
 #pragma GCC unroll 2
         for (int i = 0; i < GROUPS; i++) {
-            const int64_t place = at + i * x.width;
-            dots = _mm512_add_epi32(dots, dot<PLANES, FEW, 0, 8>(w[i].steps, x.q + place * PLANES * GROUP));
-            total += x.total[place];
+            const int64_t place = at + r + i * int64_t{x.width};
+            const __m512i total = _mm512_set1_epi32(x.total[place]);
+            if constexpr (L.per == 0) {
+                integers = _mm512_add_epi32(integers, centred<L>(whole[r][i], total));
+            } else if constexpr (L.per == 16) {
+                const __m512i half = _mm512_set1_epi32(x.half[place]);
+                const __m512i rest = _mm512_sub_epi32(total, half);
+                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(centred<L>(whole[r][i], half)), w[i].scale[0], sum);
+                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(centred<L>(second[r][i], rest)), w[i].scale[1], sum);
+            } else {
+                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(centred<L>(whole[r][i], total)), w[i].scale[0], sum);
+                if constexpr (L.affine) sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), w[i].minimum, sum);
+            }
         }
-        return _mm512_cvtepi32_ps(centred<L>(dots, _mm512_set1_epi32(total)));
+        if constexpr (L.per == 0) sum = _mm512_cvtepi32_ps(integers);
+        totals[r] = _mm512_fmadd_ps(sum, _mm512_set1_ps(scales[r]), totals[r]);
     }
-    __m512 sum = _mm512_setzero_ps();
-#pragma GCC unroll 2
-    for (int i = 0; i < GROUPS; i++) sum = add_group<L, PLANES, FEW>(w[i], x, at + i * x.width, sum);
-    return sum;
 }
 
-// All rows with the weights of a span, which stay in registers, and so do the rows' totals if they are 8 at most.
+// All rows with the weights of a span, which stay in registers.
 template <IntegerLayout L, int PLANES, int WIDTH, int GROUPS>
-__attribute__((always_inline)) inline void add_span(const uint8_t* panel, int groups, int g, const QuantizedTile& x, __m512 (&totals)[WIDTH]) {
-    constexpr bool FEW = WIDTH == 1;
+__attribute__((always_inline)) inline void add_span(const uint8_t* panel, int groups, int g, const QuantizedTile& x,
+                                                    __m512 (&totals)[WIDTH]) {
+    constexpr int ROWS = 4, LEFT = WIDTH % ROWS;
     GroupWeights w[2];
 #pragma GCC unroll 2
     for (int i = 0; i < GROUPS; i++) load_group<L>(panel, groups, g + i, w[i]);
     const float* scales = x.scale + int64_t{g} / (SPAN / GROUP) * x.width;
-#pragma GCC unroll 16
-    for (int t = 0; t < WIDTH; t++)
-        totals[t] = _mm512_fmadd_ps(span_sum<L, PLANES, GROUPS, FEW>(w, x, int64_t{g} * x.width + t),
-                                    _mm512_set1_ps(scales[t]), totals[t]);
+    const int64_t at = int64_t{g} * x.width;
+#pragma GCC unroll 4
+    for (int t = 0; t + ROWS <= WIDTH; t += ROWS)
+        add_rows<L, PLANES, GROUPS, ROWS>(w, x, at + t, scales + t, totals + t);
+    if constexpr (LEFT > 0)
+        add_rows<L, PLANES, GROUPS, LEFT>(w, x, at + WIDTH - LEFT, scales + WIDTH - LEFT, totals + WIDTH - LEFT);
 }
 
 // sums [WIDTH][PANEL], of the tile's rows from x on.
