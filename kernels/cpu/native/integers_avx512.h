@@ -101,11 +101,11 @@ __attribute__((always_inline)) inline void dots(const GroupWeights (&w)[2], cons
             out[r][i] = CHAINS == 1 ? sums[r][i][0] : _mm512_add_epi32(sums[r][i][0], sums[r][i][CHAINS - 1]);
 }
 
-// Adds a span to the totals of ROWS rows, the first of which has its group at `at`. With a scale for a whole row of
+// Adds a span to the sums of ROWS rows, the first of which has its group at `at`. With a scale for a whole row of
 // weights, the sum of a span is one of integers.
 template <IntegerLayout L, int PLANES, int GROUPS, int ROWS>
 __attribute__((always_inline)) inline void add_rows(const GroupWeights (&w)[2], const QuantizedTile& x, int64_t at,
-                                                    const float* scales, __m512* totals) {
+                                                    const float* scales, float* sums) {
     const int8_t* q = x.q + at * PLANES * GROUP;
     const int64_t stride = int64_t{x.width} * PLANES * GROUP;
     __m512i whole[ROWS][GROUPS], second[ROWS][GROUPS];
@@ -136,49 +136,50 @@ __attribute__((always_inline)) inline void add_rows(const GroupWeights (&w)[2], 
             }
         }
         if constexpr (L.per == 0) sum = _mm512_cvtepi32_ps(integers);
-        totals[r] = _mm512_fmadd_ps(sum, _mm512_set1_ps(scales[r]), totals[r]);
+        float* at_row = sums + r * PANEL;
+        _mm512_storeu_ps(at_row, _mm512_fmadd_ps(sum, _mm512_set1_ps(scales[r]), _mm512_loadu_ps(at_row)));
     }
 }
 
 // All rows with the weights of a span, which stay in registers.
-template <IntegerLayout L, int PLANES, int WIDTH, int GROUPS>
+template <IntegerLayout L, int PLANES, int GROUPS>
 __attribute__((always_inline)) inline void add_span(const uint8_t* panel, int groups, int g, const QuantizedTile& x,
-                                                    __m512 (&totals)[WIDTH]) {
-    constexpr int ROWS = 4, LEFT = WIDTH % ROWS;
+                                                    int rows, float* sums) {
     GroupWeights w[2];
 #pragma GCC unroll 2
     for (int i = 0; i < GROUPS; i++) load_group<L>(panel, groups, g + i, w[i]);
     const float* scales = x.scale + int64_t{g} / (SPAN / GROUP) * x.width;
     const int64_t at = int64_t{g} * x.width;
-#pragma GCC unroll 4
-    for (int t = 0; t + ROWS <= WIDTH; t += ROWS)
-        add_rows<L, PLANES, GROUPS, ROWS>(w, x, at + t, scales + t, totals + t);
-    if constexpr (LEFT > 0)
-        add_rows<L, PLANES, GROUPS, LEFT>(w, x, at + WIDTH - LEFT, scales + WIDTH - LEFT, totals + WIDTH - LEFT);
+    int t = 0;
+    for (; t + 4 <= rows; t += 4) add_rows<L, PLANES, GROUPS, 4>(w, x, at + t, scales + t, sums + t * PANEL);
+    if (rows - t == 1) add_rows<L, PLANES, GROUPS, 1>(w, x, at + t, scales + t, sums + t * PANEL);
+    if (rows - t == 2) add_rows<L, PLANES, GROUPS, 2>(w, x, at + t, scales + t, sums + t * PANEL);
+    if (rows - t == 3) add_rows<L, PLANES, GROUPS, 3>(w, x, at + t, scales + t, sums + t * PANEL);
 }
 
-// sums [WIDTH][PANEL], of the tile's rows from x on.
-template <IntegerLayout L, int PLANES, int WIDTH>
-void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
+// sums [rows][PANEL], of the tile's rows from x on.
+template <IntegerLayout L, int PLANES>
+void add_up_rows(const uint8_t* panel, int groups, const QuantizedTile& x, int rows, float* sums) {
     static_assert(SPAN == 2 * GROUP);
     constexpr int STRIDE = PANEL * L.scale_bytes();
     constexpr int SCALES = L.per ? GROUP / L.per + (L.affine ? 1 : 0) : 0;
     constexpr int BYTES = 2 * (L.group_bytes() + SCALES * STRIDE);  // that a span adds to a panel
     const uint8_t* ahead = panel + AHEAD;
-    __m512 totals[WIDTH];
-#pragma GCC unroll 16
-    for (int t = 0; t < WIDTH; t++) totals[t] = _mm512_setzero_ps();
+    for (int t = 0; t < rows; t++) _mm512_storeu_ps(sums + t * PANEL, _mm512_setzero_ps());
     int g = 0;
     for (; g + 2 <= groups; g += 2, ahead += BYTES) {
         for (int line = 0; line < BYTES; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T1);
-        add_span<L, PLANES, WIDTH, 2>(panel, groups, g, x, totals);
+        add_span<L, PLANES, 2>(panel, groups, g, x, rows, sums);
     }
-    if (g < groups) add_span<L, PLANES, WIDTH, 1>(panel, groups, g, x, totals);
-#pragma GCC unroll 16
-    for (int t = 0; t < WIDTH; t++) {
-        if constexpr (L.per == 0) totals[t] = _mm512_mul_ps(totals[t], load_scale<L>(panel));
-        _mm512_storeu_ps(sums + t * PANEL, totals[t]);
-    }
+    if (g < groups) add_span<L, PLANES, 1>(panel, groups, g, x, rows, sums);
+    if constexpr (L.per == 0)
+        for (int t = 0; t < rows; t++)
+            _mm512_storeu_ps(sums + t * PANEL, _mm512_mul_ps(_mm512_loadu_ps(sums + t * PANEL), load_scale<L>(panel)));
+}
+
+template <IntegerLayout L, int PLANES, int WIDTH>
+void add_up(const uint8_t* panel, int groups, const QuantizedTile& x, float* sums) {
+    add_up_rows<L, PLANES>(panel, groups, x, WIDTH, sums);
 }
 
 }  // namespace tercet

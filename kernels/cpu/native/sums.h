@@ -9,7 +9,7 @@ namespace tercet {
 constexpr int widest(Format format) {
 #if defined(TERCET_AVX512)
     if (!is_integer(format)) return format == FLOATS_BRAIN ? 8 : 4;
-    return format <= BYTES_HALF ? TILE : 8;
+    return TILE;
 #elif defined(TERCET_AVX2)
     (void)format;
     return 4;
