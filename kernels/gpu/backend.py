@@ -38,7 +38,6 @@ from kernels.ops import (
 )
 from kernels.sampling import Drawn, Greedy, SampledSequence
 
-_BLOCK_HEADS = 8
 _BLOCK_COLS = 1024
 
 
@@ -140,13 +139,14 @@ class GpuOps(Ops):
         self.target.launch(
             Launch(
                 cache_write_kernel,
-                (rows, -(-heads // _BLOCK_HEADS)),
+                (-(-rows * heads // self.target.lines),),
                 {
                     "k": k,
                     "v": v,
                     "k_pages": k_pages,
                     "v_pages": v_pages,
                     "slots": slots,
+                    "rows": rows,
                     "k_row": k.stride(0),
                     "k_head": k.stride(1),
                     "v_row": v.stride(0),
@@ -157,7 +157,7 @@ class GpuOps(Ops):
                     "BLOCK_BYTES": self.pages.block_bytes(block_size, heads, head_dim),
                     "KV_KIND": self.pages.kind,
                     "HALF": _power(head_dim // 2),
-                    "BLOCK_HEADS": _BLOCK_HEADS,
+                    "BLOCK": self.target.lines,
                     "INTERPRET": self.target.interpret,
                 },
                 warps=4,
@@ -343,7 +343,7 @@ class GpuOps(Ops):
         self.target.launch(
             Launch(
                 rope_cache_kernel,
-                (rows, -(-(shape.heads + 2 * kv_heads) // _BLOCK_HEADS)),
+                (-(-rows * (shape.heads + 2 * kv_heads) // self.target.lines),),
                 {
                     "x": x,
                     "cos": cos,
@@ -352,6 +352,7 @@ class GpuOps(Ops):
                     "k_pages": k_pages,
                     "v_pages": v_pages,
                     "slots": slots,
+                    "rows": rows,
                     "x_row": x.stride(0),
                     "x_head": x.stride(1),
                     "HEADS": shape.heads,
@@ -361,7 +362,7 @@ class GpuOps(Ops):
                     "BLOCK_BYTES": self.pages.block_bytes(shape.block_size, kv_heads, shape.head_dim),
                     "KV_KIND": self.pages.kind,
                     "HALF": _power(shape.head_dim // 2),
-                    "BLOCK_HEADS": _BLOCK_HEADS,
+                    "BLOCK": self.target.lines,
                     "INTERPRET": self.target.interpret,
                 },
                 warps=4,

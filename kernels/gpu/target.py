@@ -64,6 +64,11 @@ class Target:
         return self.arch == 0
 
     @property
+    def lines(self) -> int:
+        """Heads of rows that a program rotates or writes to pages."""
+        return 512 if self.interpret else 8
+
+    @property
     def operand_type(self) -> tl.dtype:
         return _TRITON_TYPES[self.operand]
 
