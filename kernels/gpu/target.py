@@ -75,7 +75,7 @@ class Target:
     def linear(self, kind: str, rows: int, n_out: int, *, gated: bool, affine: bool) -> LinearTiles:
         if self.interpret:
             whole = 1 << (n_out - 1).bit_length()
-            return LinearTiles(block_n=min(max(PANEL, whole), 1024), block_t=16, group_t=8, warps=4, stages=1)
+            return LinearTiles(block_n=min(max(PANEL, whole), 2048), block_t=16, group_t=8, warps=4, stages=1)
         if rows <= 16:
             return LinearTiles(block_n=64, block_t=16, group_t=8, warps=4, stages=4 if kind == "float" else 6)
         if rows <= SMALL_ROWS:

@@ -201,11 +201,12 @@ def reduce_kernel(
     width = n_out * 2 if GATED else n_out
     total = tl.zeros((BLOCK,), tl.float32)
     total_up = total
-    for segment in range(0, segments):
-        place = (segment.to(tl.int64) * rows + row) * width + number
+    place = row.to(tl.int64) * width + number
+    for _ in range(0, segments):
         total += tl.load(partial + place, mask=inside, other=0.0)
         if GATED:
             total_up += tl.load(partial + place + n_out, mask=inside, other=0.0)
+        place += rows * width
     total, total_up = total[:, None], total_up[:, None]
     one = row + tl.arange(0, 1)
     _finish(
