@@ -7,7 +7,17 @@ from typing import Final
 
 import grpc
 
-from services.conform.kit import ANSWER_S, Check, NotApplicable, check_health, fail, require, require_field, until
+from services.conform.kit import (
+    ANSWER_S,
+    Check,
+    NotApplicable,
+    check_health,
+    fail,
+    require,
+    require_field,
+    require_reason,
+    until,
+)
 from services.conform.owner import GREEDY, Executor, drawn, first, further, generate, owning, stream_to
 from tercet.v1 import common_pb2, executor_pb2
 
@@ -66,13 +76,15 @@ async def claim_comes_first(executor: Executor) -> None:
 async def claim_other_model(executor: Executor) -> None:
     async with stream_to(executor) as owner:
         await owner.ask(model_hash="0" * 64)
-        await owner.end(PRECONDITION, what="a claim for another model")
+        found = await owner.end(PRECONDITION, what="a claim for another model")
+        require_reason(found, "MODEL_MISMATCH")
 
 
 async def claim_other_schema(executor: Executor) -> None:
     async with stream_to(executor) as owner:
         await owner.ask(schema_revision=common_pb2.SCHEMA_REVISION_UNSPECIFIED)
-        await owner.end(PRECONDITION, what="a claim without a schema revision")
+        found = await owner.end(PRECONDITION, what="a claim without a schema revision")
+        require_reason(found, "SCHEMA_MISMATCH")
 
 
 async def claim_bad_name(executor: Executor) -> None:
@@ -118,7 +130,7 @@ async def takeover(executor: Executor) -> None:
         await new.claim("conform-new", takeover=True)
         require(new.epoch > old.epoch, f"the new owner's epoch is {new.epoch}, the old one's {old.epoch}")
         found = await old.end(PRECONDITION, what="the stream of an owner that was ousted")
-        require(found.error.reason == "LEASE_LOST", f"its reason is {found.error.reason!r}; expected LEASE_LOST")
+        require_reason(found, "LEASE_LOST")
         await new.run(first(0, executor.prompt(2), range(executor.blocks_for(2))))
 
 
@@ -163,6 +175,8 @@ async def repeated_step(executor: Executor) -> None:
             await owner.send(message)
         drawn(await owner.result())
         await owner.run(further(0, len(prompt)))
+        await owner.call.done_writing()
+        await owner.end(grpc.StatusCode.OK, what="a stream whose owner has left", quiet=True)
 
 
 async def step_gap(executor: Executor) -> None:
@@ -174,7 +188,8 @@ async def step_gap(executor: Executor) -> None:
 async def stale_epoch(executor: Executor) -> None:
     async with owning(executor) as owner:
         await owner.step(first(0, executor.prompt(2), range(executor.blocks_for(2))), epoch=owner.epoch - 1)
-        await owner.end(PRECONDITION, what="a step of the epoch before")
+        found = await owner.end(PRECONDITION, what="a step of the epoch before")
+        require_reason(found, "STALE_EPOCH")
 
 
 async def epoch_starts_empty(executor: Executor) -> None:

@@ -133,6 +133,12 @@ def require_field(found: Refusal, field: str) -> None:
     require(field in named, f"the refusal names the field {named!r} in BadRequest; expected {field!r}")
 
 
+def require_reason(found: Refusal, reason: str) -> None:
+    """The refusal is for this reason: another one may have the same status."""
+    told = found.error.reason
+    require(told == reason, f"ErrorInfo.reason is {told!r} ({found.error.message!r}); expected {reason!r}")
+
+
 async def check_health(channel: grpc.aio.Channel, service: str) -> None:
     """Serving, as a whole and by name; alive; and an unknown service is NOT_FOUND."""
     stub = health_pb2_grpc.HealthStub(channel)

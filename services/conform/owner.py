@@ -112,12 +112,13 @@ class Owner:
         answer: executor_pb2.ExecutorServiceRunResponse = message
         return answer
 
-    async def end(self, *codes: grpc.StatusCode, what: str) -> Refusal:
-        """What the stream ends with, which must be one of `codes`; results before it are skipped."""
+    async def end(self, *codes: grpc.StatusCode, what: str, quiet: bool = False) -> Refusal:
+        """What the stream ends with, one of `codes`. Results before it are skipped; quiet: none may come."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 while True:
-                    await self.read()
+                    message = await self.read()
+                    require(not quiet or message.HasField("heartbeat"), "a result came that no step is owed")
         except grpc.aio.AioRpcError as error:
             return check_status(error, *codes, what=what)
         except TimeoutError:
