@@ -17,7 +17,7 @@ from typing import Final
 import grpc
 
 from services.commands import calling
-from services.conform import executor, scheduler, tokenizer
+from services.conform import asking, executor, scheduler, tokenizer
 from services.conform.kit import ANSWER_S, Outcome, Result, chosen, run_checks, table
 from services.conform.owner import Executor
 from services.errors import ServiceError
@@ -38,7 +38,7 @@ async def check_executor(channel: grpc.aio.Channel, only: Sequence[str], limit_s
 
 
 async def check_scheduler(channel: grpc.aio.Channel, only: Sequence[str], limit_s: float, told: Told) -> list[Result]:
-    subject = await scheduler.meet(channel, scheduler_pb2_grpc.SchedulerServiceStub(channel))
+    subject = await asking.meet(channel, scheduler_pb2_grpc.SchedulerServiceStub(channel))
     return await run_checks(chosen(scheduler.CHECKS, only), subject, limit_s, told)
 
 

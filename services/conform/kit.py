@@ -6,7 +6,7 @@ check ends within its time limit with one of three outcomes; only a check that w
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Generic, NoReturn, TypeVar
@@ -110,7 +110,7 @@ async def refusal(call: Awaitable[Any], *codes: grpc.StatusCode, what: str) -> R
     fail(f"{what} was answered ({_short(answer)}); expected {_names(codes)}")
 
 
-async def stream_refusal(stream: AsyncIterator[Any], *codes: grpc.StatusCode, what: str) -> Refusal:
+async def stream_refusal(stream: AsyncIterable[Any], *codes: grpc.StatusCode, what: str) -> Refusal:
     """The same of a stream, which must be refused before its first message."""
     try:
         first = await anext(aiter(stream), None)

@@ -2,13 +2,11 @@
 
 import asyncio
 import time
-import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import grpc
 
+from services.conform.asking import SHORT, Request, Scheduler, begun, ending, generate, request, whole
 from services.conform.kit import (
     ANSWER_S,
     Check,
@@ -22,115 +20,13 @@ from services.conform.kit import (
     stream_refusal,
     until,
 )
+from services.conform.refusals import BAD, INVALID, refused_as_bad
 from tercet.v1 import common_pb2, scheduler_pb2
 
-if TYPE_CHECKING:
-    from tercet.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
-
 SERVICE: Final = "tercet.v1.SchedulerService"
-INVALID: Final = grpc.StatusCode.INVALID_ARGUMENT
-GENERATE_S: Final = 30.0
 LATE_S: Final = 0.2
 GONE_S: Final = 2.0
-SHORT: Final = 8
 FIRST_TOKEN_NS: Final = 5_000_000_000
-
-Request = scheduler_pb2.SchedulerServiceGenerateRequest
-Event = scheduler_pb2.SchedulerServiceGenerateResponse
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduler:
-    """The subject of the checks. long: output tokens of an answer that takes its time."""
-
-    channel: grpc.aio.Channel
-    stub: "SchedulerServiceAsyncStub"
-    model: common_pb2.ModelDescription
-    numerics: str
-
-    @property
-    def prompt(self) -> list[int]:
-        ends = set(self.model.eos_token_ids)
-        usable = [one for one in range(min(self.model.vocab_size, 4096)) if one not in ends]
-        return [usable[(3 + 7 * at) % len(usable)] for at in range(min(5, self.model.max_model_len // 2))]
-
-    @property
-    def long(self) -> int:
-        return self.model.max_model_len - len(self.prompt)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    accepted: scheduler_pb2.SchedulerAccepted
-    token_ids: list[int]
-    finished: scheduler_pb2.SchedulerFinished
-
-
-async def meet(channel: grpc.aio.Channel, stub: "SchedulerServiceAsyncStub") -> Scheduler:
-    told = await stub.Describe(scheduler_pb2.SchedulerServiceDescribeRequest(), timeout=ANSWER_S)
-    return Scheduler(channel, stub, told.model, told.numerics)
-
-
-def request(scheduler: Scheduler, max_tokens: int = SHORT, **sampling: Any) -> Request:
-    """Greedy, of exactly max_tokens unless told otherwise, under an id of its own."""
-    drawing: dict[str, Any] = {"temperature": 0.0, "seed": 1, "ignore_eos": True, "max_tokens": max_tokens, **sampling}
-    return Request(
-        context=common_pb2.RequestContext(request_id=f"conform-{uuid.uuid4().hex}"),
-        prompt_ids=scheduler.prompt,
-        sampling=common_pb2.SamplingParams(**drawing),
-    )
-
-
-def generate(scheduler: Scheduler, message: Request, **options: Any) -> Any:
-    return scheduler.stub.Generate(message, timeout=options.pop("timeout", GENERATE_S), **options)
-
-
-async def whole(scheduler: Scheduler, message: Request, **options: Any) -> Answer:
-    """An answer from Accepted to its end, its order looked at on the way."""
-    accepted = finished = None
-    tokens: list[int] = []
-    async for event in generate(scheduler, message, **options):
-        kind = event.WhichOneof("event")
-        require(finished is None, f"{kind} came behind Finished")
-        match kind:
-            case "accepted":
-                require(accepted is None and not tokens, "Accepted is not the first event, or came twice")
-                accepted = event.accepted
-            case "delta":
-                require(accepted is not None, "a delta came before Accepted")
-                require(event.delta.token_ids, "a delta holds no token")
-                require(event.delta.index == 0, f"a delta of answer {event.delta.index}; one answer was asked for")
-                tokens.extend(event.delta.token_ids)
-            case "finished":
-                finished = event.finished
-            case other:
-                fail(f"an event {other} that was not asked for")
-    if accepted is None or finished is None:
-        fail(f"the stream ended well without {'Accepted' if accepted is None else 'Finished'}")
-    return Answer(accepted, tokens, finished)
-
-
-async def begun(stream: Any, deltas: int = 1) -> list[int]:
-    """Reads until so many deltas have come."""
-    tokens: list[int] = []
-    async for event in stream:
-        if event.WhichOneof("event") == "finished":
-            raise NotApplicable("answers end before anything can be done about them")
-        tokens.extend(event.delta.token_ids)
-        deltas -= bool(event.delta.token_ids)
-        if deltas <= 0:
-            return tokens
-    fail("the stream ended without Finished")
-
-
-async def ending(stream: Any, *codes: grpc.StatusCode, what: str) -> Any:
-    """The refusal that a begun stream ends with."""
-    try:
-        async for _ in stream:
-            pass
-    except grpc.aio.AioRpcError as error:
-        return check_status(error, *codes, what=what)
-    fail(f"{what} ended well; expected {' or '.join(code.name for code in codes)}")
 
 
 async def describe(scheduler: Scheduler) -> None:
@@ -189,94 +85,6 @@ async def same_beside_others(scheduler: Scheduler) -> None:
     alone = [(await whole(scheduler, message)).token_ids for message in messages]
     together = await asyncio.gather(*(whole(scheduler, message) for message in messages))
     require([one.token_ids for one in together] == alone, "tokens differ between requests alone and side by side")
-
-
-Spoil = Callable[[Scheduler, Request], None]
-
-
-def _sampling(**values: Any) -> Spoil:
-    def spoil(scheduler: Scheduler, message: Request) -> None:
-        for name, value in values.items():
-            setattr(message.sampling, name, value)
-
-    return spoil
-
-
-def _no_prompt(scheduler: Scheduler, message: Request) -> None:
-    message.ClearField("prompt_ids")
-
-
-def _token_outside(scheduler: Scheduler, message: Request) -> None:
-    message.prompt_ids[0] = scheduler.model.vocab_size
-
-
-def _too_long(scheduler: Scheduler, message: Request) -> None:
-    message.prompt_ids[:] = [message.prompt_ids[0]] * scheduler.model.max_model_len
-
-
-def _too_many(scheduler: Scheduler, message: Request) -> None:
-    message.sampling.max_tokens = scheduler.model.max_model_len
-
-
-def _stop_outside(scheduler: Scheduler, message: Request) -> None:
-    message.sampling.stop_token_ids.append(scheduler.model.vocab_size)
-
-
-def _bias(scheduler: Scheduler, message: Request) -> None:
-    message.sampling.logit_bias.add(token_id=1, bias=float("nan"))
-
-
-def _id(scheduler: Scheduler, message: Request) -> None:
-    message.context.request_id = "not an id"
-
-
-def _priority(scheduler: Scheduler, message: Request) -> None:
-    message.context.priority = 101
-
-
-def _attempt(scheduler: Scheduler, message: Request) -> None:
-    message.context.attempt = 0
-
-
-def _no_time(scheduler: Scheduler, message: Request) -> None:
-    message.limits.total_ns = 0
-
-
-# What is wrong, the field that the refusal must name (a part of its path), how to make it so.
-BAD: Final[dict[str, tuple[str, str, Spoil]]] = {
-    "prompt-empty": ("an empty prompt", "prompt", _no_prompt),
-    "prompt-token": ("a prompt with a token outside the vocabulary", "prompt", _token_outside),
-    "prompt-long": ("a prompt as long as the context", "prompt", _too_long),
-    "max-tokens-0": ("max_tokens 0", "max_tokens", _sampling(max_tokens=0)),
-    "max-tokens-most": ("a prompt and max_tokens beyond the context", "max_tokens", _too_many),
-    "temperature": ("temperature -1", "temperature", _sampling(temperature=-1.0)),
-    "temperature-nan": ("a temperature that is no number", "temperature", _sampling(temperature=float("nan"))),
-    "top-p": ("top_p 0", "top_p", _sampling(top_p=0.0)),
-    "min-p": ("min_p 2", "min_p", _sampling(min_p=2.0)),
-    "repetition": ("repetition_penalty 0", "repetition_penalty", _sampling(repetition_penalty=0.0)),
-    "presence": ("presence_penalty 3", "presence_penalty", _sampling(presence_penalty=3.0)),
-    "min-tokens": ("min_tokens above max_tokens", "min_tokens", _sampling(min_tokens=SHORT + 1)),
-    "n-0": ("n 0", "n", _sampling(n=0)),
-    "logprobs": ("logprobs 21", "logprobs", _sampling(logprobs=21)),
-    "bias": ("a logit_bias that is no number", "logit_bias", _bias),
-    "stop-token": ("a stop token outside the vocabulary", "stop_token_ids", _stop_outside),
-    "request-id": ("a malformed request id", "request_id", _id),
-    "priority": ("priority 101", "priority", _priority),
-    "attempt": ("attempt 0", "attempt", _attempt),
-    "limit-0": ("a time limit of 0", "total", _no_time),
-}
-
-
-def _bad(what: str, field: str, spoil: Spoil) -> Callable[[Scheduler], Awaitable[None]]:
-    async def run(scheduler: Scheduler) -> None:
-        message = request(scheduler)
-        spoil(scheduler, message)
-        found = await stream_refusal(
-            generate(scheduler, message), INVALID, grpc.StatusCode.PERMISSION_DENIED, what=what
-        )
-        require_field(found, field)
-
-    return run
 
 
 async def metadata_differs(scheduler: Scheduler) -> None:
@@ -480,7 +288,11 @@ CHECKS: Final[tuple[Check[Scheduler], ...]] = (
     Check("usage", "one Finished comes last; sampled = delivered + discarded", usage),
     Check("same", "tokens don't depend on who else asks", same_beside_others),
     *(
-        Check(f"bad.{name}", f"{what} is INVALID_ARGUMENT before Accepted, naming the field", _bad(what, field, spoil))
+        Check(
+            f"bad.{name}",
+            f"{what} is INVALID_ARGUMENT before Accepted, naming the field",
+            refused_as_bad(what, field, spoil),
+        )
         for name, (what, field, spoil) in BAD.items()
     ),
     Check("metadata", "a field that differs from its metadata is INVALID_ARGUMENT", metadata_differs),

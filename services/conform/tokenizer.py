@@ -84,7 +84,8 @@ def request(max_tokens: int = SHORT, **changes: Any) -> Request:
 
 async def whole(tokenizer: Tokenizer, message: Request, **options: Any) -> Answer:
     accepted = finished = None
-    text, tokens = "", []
+    text = ""
+    tokens: list[int] = []
     async for event in tokenizer.stub.Generate(message, timeout=GENERATE_S, **options):
         kind = event.WhichOneof("event")
         require(finished is None, f"{kind} came behind Finished")

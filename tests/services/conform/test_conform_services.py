@@ -320,7 +320,7 @@ def test_every_check_is_seen_to_fail(kind: str, checks: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 async def test_a_careless_server_is_found_out(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("kit", "scheduler", "tokenizer"):
+    for module in ("kit", "asking", "scheduler", "tokenizer"):
         monkeypatch.setattr(f"services.conform.{module}.ANSWER_S", 1.0)
     careless, expected = BROKEN[kind][name]
     async with stack(slow_s=0.002) as (back, edge):
