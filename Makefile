@@ -56,6 +56,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
+	$(BIN)/buf breaking protos --against tests/golden/contract_v1.binpb
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .

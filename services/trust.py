@@ -121,6 +121,10 @@ NO_TRUST: Final = Trust()
 
 def open_trust(server: ServerTrust, calls: CallTrust = CallTrust(), api_keys: str | None = None) -> Trust:
     """Reads the files. Raises ConfigError naming the flag and what is wrong."""
+    if (server.tls_cert is None) != (server.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key go together", field="--tls-cert")
+    if server.tls_client_ca is not None and server.tls_cert is None:
+        raise ConfigError("--tls-client-ca needs --tls-cert", field="--tls-client-ca")
     gate = Gate(api_keys, server.service_key_file)
     if server.service_key_file is not None and Path(server.service_key_file).stat().st_mode & 0o077:
         log.warning("others may read the service key", extra={"file": server.service_key_file})

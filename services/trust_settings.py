@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from services.errors import InvalidArgument
-from services.settings import ConfigError, Settings, setting
+from services.settings import Settings, setting
 
 
 def _origin(text: str) -> None:
@@ -42,12 +42,6 @@ class ServerTrust(Settings):
         "whether to listen beyond loopback though neither keys nor client certificates are asked for",
         shared=True,
     )
-
-    def validate(self) -> None:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("--tls-cert and --tls-key go together", field="--tls-cert")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ConfigError("--tls-client-ca needs --tls-cert", field="--tls-client-ca")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from services.executor.observer import UNOBSERVED, Observer
 from services.executor.service import ExecutorService
 from services.executor.session import SessionSettings
 from services.executor.worker import HANG_FLOOR_NS, Held, Running, Worker
+from services.health import Readiness, add_health
 from services.rpc import bind, make_server
 from tercet.v1 import executor_pb2_grpc
 
@@ -88,11 +89,14 @@ async def running_executor(
     service = ExecutorService(worker, on_hang=hung.append, settings=settings, observer=observer, outgoing=stream)
     server = make_server(tracer or NoOpTracer())
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(service, server)
+    readiness = Readiness(("tercet.v1.ExecutorService",))
+    add_health(server, readiness)
     target = bind(server, listen)
     await server.start()
     watch = asyncio.create_task(service.watch())
     if opened:
         service.open(description)
+        readiness.set_ready()
     try:
         yield RunningExecutor(target, fake, stream, service, worker, description, hung)
     finally:

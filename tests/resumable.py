@@ -11,7 +11,7 @@ from opentelemetry.trace import NoOpTracer
 from prometheus_client import CollectorRegistry
 
 from executor.loading.gguf import open_gguf
-from services.health import Readiness
+from services.health import Readiness, add_health
 from services.metrics import TokenizerMetrics
 from services.rpc import Door, ServerOptions, bind, make_channel, make_server
 from services.tokenizer.edge import EdgeIdentity, TextEdge
@@ -69,12 +69,14 @@ async def running_edge(
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
             TokenizerServicer(edge, model, prompts, archive), server
         )
+        add_health(server, readiness)
         target = bind(server, listen)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         for one in schedulers:
             one.chain.state = await one.chain.look()
             assert one.state.problem is None, one.state.problem
+        schedulers.note()
         watching = asyncio.create_task(schedulers.watch()) if watched else None
         yield RunningEdge(target, edge, schedulers, registry)
         if watching is not None:

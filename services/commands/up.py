@@ -55,8 +55,7 @@ def main(argv: Sequence[str]) -> int:
         executor=("--backend", chosen.backend),
         probe=probe,
     )
-    scheme = "http" if chosen.tls_cert is None else "https"
-    return asyncio.run(_run(options, f"{scheme}://{chosen.http}/v1"))
+    return asyncio.run(_run(options))
 
 
 def _front(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> tuple[str, ...]:
@@ -67,7 +66,7 @@ def _front(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> tuple
     return tuple(part for flag, value in given.items() if value is not None for part in (flag, value))
 
 
-async def _run(options: StackOptions, url: str) -> int:
+async def _run(options: StackOptions) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -82,7 +81,8 @@ async def _run(options: StackOptions, url: str) -> int:
                 starting.result()
                 print(f"ready after {time.monotonic() - began:.1f} s", flush=True)
                 print(f"  gRPC    {stack.target}", flush=True)
-                print(f"  OpenAI  {url}", flush=True)
+                scheme = "https" if "--tls-cert" in options.tokenizer else "http"
+                print(f"  OpenAI  {scheme}://{options.http}/v1", flush=True)
                 failed = asyncio.create_task(stack.supervisor.failed())
                 await asyncio.wait((failed, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if failed.done():

@@ -249,9 +249,9 @@ def test_certificates_that_do_not_belong_together_are_named(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="--tls-cert"):
         open_trust(ServerTrust(tls_cert=str(cert), tls_key=str(key)))
     with pytest.raises(ConfigError, match="go together"):
-        ServerTrust(tls_cert=str(cert))
+        open_trust(ServerTrust(tls_cert=str(cert)))
     with pytest.raises(ConfigError, match="needs --tls-cert"):
-        ServerTrust(tls_client_ca=str(cert))
+        open_trust(ServerTrust(tls_client_ca=str(cert)))
     with pytest.raises(ConfigError, match="needs --tls-cert"):
         Trust().http(str(cert))
 
