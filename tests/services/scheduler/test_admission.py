@@ -4,7 +4,7 @@ import pytest
 from scheduler_model import World, ask
 
 from services.errors import InvalidArgument
-from services.scheduler.core.calls import CoreConfig, DoesNotFit, LaneSpec, Plan, QueueFull, Submission
+from services.scheduler.core.calls import CoreConfig, DoesNotFit, LaneSpec, Plan, QueueFull, Sibling, Submission
 from services.scheduler.core.cost import CostEstimate, DrainRate, StepFit
 from services.scheduler.core.degrade import Degraded, Ladder
 from services.scheduler.core.expected_output import ENOUGH, OutputHistory
@@ -245,11 +245,13 @@ def test_each_rung_takes_from_low_classes_alone_and_is_told() -> None:
         made.submit(ask(key, 4, 1))
     told: list[tuple[tuple[Rung, ...], int | None]] = []
     for number in range(5):
-        low = ask(f"low{number}", 20, 50, priority=-1, answers=2)
+        low = ask(f"low{number}", 20, 50, priority=-1, others=(Sibling(f"low{number}b"),))
         try:
             accepted = made.core.submit(low, made.now)
             told.append((accepted.degraded, accepted.max_tokens))
-            made.core.cancel(f"low{number}", made.now)
+            assert accepted.answers == (1 if Rung.SINGLE_ANSWER in accepted.degraded else 2)
+            for key in (f"low{number}", f"low{number}b"):
+                made.core.cancel(key, made.now)
         except Degraded:
             told.append(((Rung.ADMISSION,), None))
         made.now += 10
@@ -262,7 +264,8 @@ def test_each_rung_takes_from_low_classes_alone_and_is_told() -> None:
         ((first, second, third), 3),
         ((Rung.ADMISSION,), None),
     ]
-    assert made.core.submit(ask("high", 20, 50, answers=2), made.now).degraded == ()
+    high = made.core.submit(ask("high", 20, 50, others=(Sibling("high b"),)), made.now)
+    assert (high.degraded, high.answers) == ((), 2)
     assert made.core.rungs(0) == ()
     assert made.core.rungs(-1) == made.core.load().rungs == tuple(Rung)
     assert made.core.totals().rungs_taken == 4
