@@ -22,7 +22,7 @@ from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits
 from services.scheduler.core.core import SchedulerCore
 from services.scheduler.engine import Engine, EngineConfig
 from services.scheduler.intake import Admission, ServedModel
-from services.scheduler.live import LiveRequest
+from services.scheduler.live import LiveAnswer, LiveRequest
 from services.scheduler.observer import Silent
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -69,7 +69,7 @@ async def run(runner: Runner, jobs: Sequence[Job], way: Way) -> tuple[list[list[
     preemptions = 0
     for group in groups:
         done = await _run_together(runner, group, way)
-        outputs += [live.ids[len(live.admission.prompt_ids) :] for live, _ in done]
+        outputs += [live.answers[0].ids[len(live.admission.prompt_ids) :] for live, _ in done]
         preemptions += sum(times for _, times in done)
     return outputs, preemptions
 
@@ -78,8 +78,8 @@ class Counting(Silent):
     def __init__(self) -> None:
         self.preemptions: dict[str, int] = {}
 
-    def preempted(self, live: LiveRequest, why: str) -> None:
-        self.preemptions[live.key] = self.preemptions.get(live.key, 0) + 1
+    def preempted(self, answer: LiveAnswer, why: str) -> None:
+        self.preemptions[answer.key] = self.preemptions.get(answer.key, 0) + 1
 
 
 async def _run_together(runner: Runner, jobs: Sequence[Job], way: Way) -> list[tuple[LiveRequest, int]]:
@@ -110,7 +110,7 @@ async def _run_together(runner: Runner, jobs: Sequence[Job], way: Way) -> list[t
         else:
             raise AssertionError("nothing is planned and nothing is in flight")
         await asyncio.sleep(0)
-    return [(live, counting.preemptions.get(live.key, 0)) for live in lives]
+    return [(live, counting.preemptions.get(live.answers[0].key, 0)) for live in lives]
 
 
 def jobs_of(prompts: Sequence[Sequence[int]], tokens: int | None) -> list[Job]:

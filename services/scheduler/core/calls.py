@@ -141,6 +141,7 @@ class Submission:
     output_len: int = 0  # tokens already produced elsewhere and resumed here; they count against max_tokens
     size_bytes: int = 0  # memory that the caller's message takes while it waits
     others: tuple[Sibling, ...] = ()
+    resumed: bool = False  # its caller was told how many answers come
     scores_prompt: bool = False  # of the first: logprobs of the prompt's tokens, so it computes all of them itself
     # Keys of the full blocks of what is known, in order, for blocks of `key_block_size` tokens. A lane with blocks of
     # another size makes nothing of them. Without keys nothing is looked up and nothing published.

@@ -135,11 +135,10 @@ class Gate:
         return submission.prompt_len + max(1, output - submission.output_len)
 
     def _degrade(self, each: tuple[Submission, ...]) -> tuple[tuple[Submission, ...], tuple[Rung, ...]]:
-        """What has begun elsewhere keeps all its answers."""
         ladder, priority, max_tokens = self.ladder, each[0].priority, each[0].max_tokens
         drawn = max(one.output_len for one in each)
         taken = [Rung.PREFILL_SHARE] if ladder.hits(Rung.PREFILL_SHARE, priority) else []
-        if len(each) > 1 and not drawn and ladder.hits(Rung.SINGLE_ANSWER, priority):
+        if len(each) > 1 and not each[0].resumed and ladder.hits(Rung.SINGLE_ANSWER, priority):
             taken.append(Rung.SINGLE_ANSWER)
             each = each[:1]
         cap = max(self._config.ladder.max_tokens, drawn + 1)
