@@ -18,8 +18,8 @@ from tercet.v1 import tokenizer_pb2
 class Generation:
     """A body understood: the message to the engine, and how the caller wants the reply.
 
-    choices: answers to expect. echo: the prompt comes first in each. score_only: and nothing behind it. include_usage: a chunk with the whole usage ends the stream. continuous_usage: each
-    chunk carries the usage so far.
+    choices: answers to expect. echo: the prompt comes first in each; score_only: and nothing behind it.
+    include_usage: a chunk with the whole usage ends the stream. continuous_usage: each chunk carries the usage so far.
     """
 
     request: tokenizer_pb2.TokenizerServiceGenerateRequest

@@ -84,6 +84,12 @@ def _check_together(draft: Draft, body: JsonObject) -> None:
     if draft.wants_logprobs:
         draft.request.sampling.logprobs = draft.top_logprobs or 0
     sampling = draft.request.sampling
+    if draft.request.echo and draft.wants_logprobs:
+        sampling.prompt_logprobs = sampling.logprobs
+    if draft.score_only and not draft.request.echo:
+        raise fields.invalid("max_tokens", "at least 1, unless echo is true", limit=1)
+    if draft.best_of is not None and draft.best_of != (sampling.n if sampling.HasField("n") else 1):
+        raise unsupported("best_of", "a value other than n")
     if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
         raise fields.invalid("min_tokens", f"at most max_tokens ({sampling.max_tokens})", limit=sampling.max_tokens)
 

@@ -84,8 +84,8 @@ def delta_chunk(
     logprobs: bool,
     echo: bool = False,
 ) -> shapes.Reply:
-    """The chunk of one delta that was applied. first: no chunk of this answer was sent before; the logprobs of an echoed
-    prompt ride with it."""
+    """The chunk of one delta that was applied. first: no chunk of this answer was sent before; an echoed prompt's
+    logprobs ride with it."""
     offset = transcript.answers[delta.index].characters - len(delta.text)
     rows = _with_prompt(transcript, delta.logprobs, echo=echo and first) if logprobs else None
     choice = style.piece(delta.index, delta.text, rows, first, offset)

@@ -54,8 +54,8 @@ class SamplingParams:
     include_stop: deliver the stop text too [False]. stop_token_ids: at most 64. ignore_eos: the model's end ids don't
     end [False]. logprobs: of the drawn token and of this many likeliest, 0 to 20 [none]. prompt_logprobs: the same for
     the prompt's tokens, see `Stream.prompt_logprobs`; the prompt is computed whole for it [none]. repetition_penalty:
-    over prompt and output, 0 < x <= 10 [1]. presence_penalty, frequency_penalty: over the output, -2 to 2 [0]. logit_bias:
-    token id to bias, -100 to 100. grammar: the form of the output [free].
+    over prompt and output, 0 < x <= 10 [1]. presence_penalty, frequency_penalty: over the output, -2 to 2 [0].
+    logit_bias: token id to bias, -100 to 100. grammar: the form of the output [free].
     """
 
     temperature: float | None = None
