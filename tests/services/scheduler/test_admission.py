@@ -4,7 +4,16 @@ import pytest
 from scheduler_model import World, ask
 
 from services.errors import InvalidArgument
-from services.scheduler.core.calls import CoreConfig, DoesNotFit, LaneSpec, Plan, QueueFull, Sibling, Submission
+from services.scheduler.core.calls import (
+    CoreConfig,
+    DoesNotFit,
+    LaneSpec,
+    Plan,
+    QueueFull,
+    Sibling,
+    Submission,
+    SubmitError,
+)
 from services.scheduler.core.cost import CostEstimate, DrainRate, StepFit
 from services.scheduler.core.degrade import Degraded, Ladder
 from services.scheduler.core.expected_output import ENOUGH, OutputHistory
@@ -234,6 +243,28 @@ def test_a_short_burst_takes_no_rung_and_off_is_off() -> None:
         ladder.observe(1.0 if now % 2 else 0.3, now)
         off.observe(1.0, now * 1_000_000_000)
     assert ladder.rungs == off.rungs == ()
+
+
+def test_several_answers_come_in_together_or_not_at_all_and_pay_the_prompt_once() -> None:
+    quotas = {"tenant": TenantQuota(concurrency=5, requests_per_minute=6, tokens_per_minute=100)}
+    made = world(LaneSpec(16, 64, 64, 8, 512), quotas=quotas)
+    others = (Sibling("b"), Sibling("c"))
+    accepted = made.core.submit(ask("a", 20, 10, others=others), made.now)  # 20 + 3 * 10 tokens
+    assert (accepted.answers, made.core.load().waiting) == (3, 3)
+    for refused in (
+        ask("d", 20, 1, others=(Sibling("e"), Sibling("f"))),  # 6 at once
+        ask("d", 20, 20, others=(Sibling("e"),)),  # 60 tokens, 50 are left
+        ask("d", 20, 1, others=(Sibling("e"), Sibling("d"))),
+        ask("d", 20, 1, others=(Sibling("a"),)),
+    ):
+        with pytest.raises(SubmitError):
+            made.core.submit(refused, made.now)
+        assert [view.key for view in made.core.sequences()] == ["a", "b", "c"]
+        made.core.check()
+    assert made.core.submit(ask("d", 20, 15, others=(Sibling("e"),)), made.now).answers == 2
+    for key in "abcde":
+        made.core.cancel(key, made.now)
+    made.core.check()
 
 
 def test_each_rung_takes_from_low_classes_alone_and_is_told() -> None:
