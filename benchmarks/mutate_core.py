@@ -99,6 +99,7 @@ FAULTS: Final = (
         "return (length if length < limit else limit - 1) - placement.computed",
         "return length - placement.computed",
     ),
+    Fault("prompt-charged-for-each-answer", "core/gate.py", "(one.prompt_len if place else 0)", "0"),
     Fault("pending-not-counted", "core/core.py", "drawn_in_flight = sequence.placement.pending", "drawn_in_flight = 0"),
     Fault(
         "queue-tokens-leak",

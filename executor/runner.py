@@ -11,12 +11,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from executor.batch import build_batch
+from executor.batch import Batch, build_batch
 from executor.cache import KvPool, MemoryPlan
 from executor.models.model import Model
+from executor.prompt_scores import Chunk, carried, score
 from executor.sampling import Draw, sample
-from executor.slots import Slots, StepError
-from executor.step import Capacity, NewSequence, SamplingParams, Slice, SliceResult, Step, StepResult, StepTimings
+from executor.slots import Slot, Slots, StepError
+from executor.step import (
+    Capacity,
+    NewSequence,
+    RowError,
+    SamplingParams,
+    Slice,
+    SliceResult,
+    Step,
+    StepResult,
+    StepTimings,
+    TokenLogprobs,
+)
 from kernels.ops import Ops
 
 __all__ = ["Runner", "StepError"]
@@ -60,7 +72,7 @@ class Runner:
             prepared = time.perf_counter_ns()
             hidden = self._model.forward(batch, self.pool)
             computed = time.perf_counter_ns()
-            results = self._sample(step, hidden[batch.sample_rows])
+            results = self._results(step, hidden, batch)
             ended = time.perf_counter_ns()
         timings = StepTimings(prepare_ns=prepared - started, forward_ns=computed - prepared, sample_ns=ended - computed)
         return StepResult(step.step_id, results, timings)
@@ -115,17 +127,35 @@ class Runner:
         self.reset()
         return scores
 
-    def _sample(self, step: Step, hidden: Tensor) -> tuple[SliceResult, ...]:
-        """hidden: of the slices that sample, in their order."""
-        sampling = [part.slot for part in step.slices if part.samples]
-        slots = [self._slots[index] for index in sampling]
-        drawn_rows = sample(self._model, self._ops, hidden, [slot.sequence for slot in slots])
+    def _results(self, step: Step, hidden: Tensor, batch: Batch) -> tuple[SliceResult, ...]:
+        """hidden: of all rows of the step."""
+        sampled = [self._slots[part.slot].sequence for part in step.slices if part.samples]
+        draws = iter(sample(self._model, self._ops, hidden[batch.sample_rows], sampled))
         results = []
-        for index, slot, drawn in zip(sampling, slots, drawn_rows, strict=True):
-            draw = Draw(error=slot.error) if slot.error is not None else drawn
-            slot.drawn, slot.error = draw.token_id, draw.error
-            results.append(_result(index, draw))
+        for part, row in zip(step.slices, batch.rows.query_start.tolist(), strict=False):  # the last one is the end
+            slot = self._slots[part.slot]
+            scores = self._score_prompt(part, slot, hidden[row : row + part.count])
+            if part.samples:
+                drawn = next(draws)
+                draw = Draw(error=slot.error) if slot.error is not None else drawn
+                slot.drawn, slot.error = draw.token_id, draw.error
+                results.append(_result(part.slot, draw, scores or ()))
+            elif scores is not None:
+                results.append(SliceResult(part.slot, (), error=slot.error, prompt_logprobs=scores))
         return tuple(results)
+
+    def _score_prompt(self, part: Slice, slot: Slot, hidden: Tensor) -> tuple[TokenLogprobs, ...] | None:
+        """None where the slice gives none. hidden: its rows. A failure is the slot's."""
+        top = slot.scores
+        if top is None or part.start >= slot.prompt_len:
+            return None
+        chunk = Chunk(part.start, hidden, slot.carried, slot.tokens, slot.prompt_len)
+        scores = score(self._model, self._ops, chunk, top, self.capacity.max_sequences)
+        slot.carried = carried(chunk)
+        if isinstance(scores, RowError):
+            slot.error = scores
+            return ()
+        return scores
 
     def _score_rows(self, hidden: Tensor, targets: Tensor) -> list[float]:
         scores: list[float] = []
@@ -141,7 +171,8 @@ class Runner:
             raise RuntimeError(f"{action} needs an idle executor; {self._slots.live} sequences are live")
 
 
-def _result(slot: int, draw: Draw) -> SliceResult:
+def _result(slot: int, draw: Draw, scores: tuple[TokenLogprobs, ...]) -> SliceResult:
     if draw.token_id is None:
         return SliceResult(slot, (), error=draw.error)
-    return SliceResult(slot, (draw.token_id,), () if draw.logprobs is None else (draw.logprobs,))
+    logprobs = () if draw.logprobs is None else (draw.logprobs,)
+    return SliceResult(slot, (draw.token_id,), logprobs, prompt_logprobs=scores)

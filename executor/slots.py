@@ -1,6 +1,6 @@
 """What each sequence on the executor is: its tokens, its block table, its sampling parameters.
 
-Owns: the check of a step against this state, and its advance. Must not know: tensors, models, the wire.
+Owns: the check of a step against this state, and its advance. Must not know: models, the wire.
 Invariant: a step is checked whole before any of it changes a slot; a step that raises has changed nothing.
 
 Of a slot with `computed` positions in the cache:
@@ -12,6 +12,8 @@ Of a slot with `computed` positions in the cache:
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from executor.batch import SequenceRows
 from executor.step import Capacity, NewSequence, RowError, SamplingParams, Slice, Step
@@ -28,6 +30,8 @@ class Slot:
     block_table: "array[int]"  # type code "i"
     drawn: int | None = None
     error: RowError | None = None  # of the last draw: a step sent before that was known fails in this row again
+    scores: int | None = None  # prompt logprobs are to be given, with so many of the likeliest
+    carried: Tensor | None = None  # hidden row of the last position, where the prompt's next token is to be scored
 
     @property
     def tokens(self) -> "array[int]":
@@ -158,6 +162,8 @@ class Slots:
                 f"{self._capacity.block_size}"
             )
         self._check_vocabulary(index, new.cached_token_ids)
+        if new.cached_token_ids and sampling.prompt_logprobs is not None:
+            raise StepError(f"slot {index}: prompt_logprobs need a start at 0, not at {len(new.cached_token_ids)}")
         if new.prompt_len < 1:
             raise StepError(f"slot {index}: prompt_len must be at least 1, got {new.prompt_len}")
         named = [("stop_token_ids", token) for token in sampling.stop_token_ids]
@@ -171,7 +177,8 @@ class Slots:
 
 
 def _started(new: NewSequence) -> Slot:
-    return Slot(SampledSequence(new.sampling, array("i", new.cached_token_ids), new.prompt_len), array("i"))
+    sequence = SampledSequence(new.sampling, array("i", new.cached_token_ids), new.prompt_len)
+    return Slot(sequence, array("i"), scores=new.sampling.prompt_logprobs)
 
 
 def sampling_problem(sampling: SamplingParams) -> str | None:
@@ -189,6 +196,7 @@ def sampling_problem(sampling: SamplingParams) -> str | None:
         ("seed", 0 <= sampling.seed < 1 << 64, "an unsigned number of 64 bits"),
         ("choice", 0 <= sampling.choice < 1 << 32, "an unsigned number of 32 bits"),
         ("logprobs", sampling.logprobs is None or sampling.logprobs >= 0, "at least 0"),
+        ("prompt_logprobs", sampling.prompt_logprobs is None or sampling.prompt_logprobs >= 0, "at least 0"),
     )
     for name, holds, range_text in ranges:
         if not holds:

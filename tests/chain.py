@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from fake_stack import RunningExecutor, running_executor, until
+from fake_stack import CAPABILITIES, RunningExecutor, running_executor, until
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
 
@@ -120,9 +120,10 @@ async def chain(
     limits: Limits = Limits(),
     runner: FakeRunner | None = None,
     eos: tuple[int, ...] = (),
+    capabilities: tuple[int, ...] = CAPABILITIES,
 ) -> AsyncIterator[tuple[Chain, RunningExecutor]]:
     """A scheduler with a lease on a fake executor; on leaving, all is drained and no foreign KV entry was read."""
-    async with running_executor(mode, capacity, runner=runner, eos_token_ids=eos) as fake:
+    async with running_executor(mode, capacity, runner=runner, eos_token_ids=eos, capabilities=capabilities) as fake:
         async with scheduler(fake.target, core, config, limits) as running:
             await until(lambda: not running.lease.state.reason, "the lease")
             yield running, fake

@@ -17,10 +17,11 @@ from services.executor.session import SessionSettings
 from services.executor.worker import HANG_FLOOR_NS, Held, Running, Worker
 from services.health import Readiness, add_health
 from services.rpc import bind, make_server
-from tercet.v1 import executor_pb2_grpc
+from tercet.v1 import executor_pb2, executor_pb2_grpc
 
 MODEL_HASH = "f" * 64
 TOKENIZER_HASH = "e" * 64
+CAPABILITIES = (executor_pb2.EXECUTOR_CAPABILITY_LOGPROBS, executor_pb2.EXECUTOR_CAPABILITY_PROMPT_LOGPROBS)
 
 
 @dataclass
@@ -44,11 +45,12 @@ def fake_description(
     tokenizer_hash: str = TOKENIZER_HASH,
     eos_token_ids: tuple[int, ...] = (2,),
     instance_id: str = "fake-instance",
+    capabilities: tuple[int, ...] = CAPABILITIES,
 ) -> ExecutorDescription:
     model = ModelIdentity(
         "fake", model_hash, tokenizer_hash, capacity.max_model_len, capacity.vocab_size, eos_token_ids
     )
-    return ExecutorDescription(model, capacity, numerics, "fake", instance_id, "config-hash")
+    return ExecutorDescription(model, capacity, numerics, "fake", instance_id, "config-hash", capabilities)
 
 
 @asynccontextmanager
@@ -67,6 +69,7 @@ async def running_executor(
     tracer: Tracer | None = None,
     listen: str = "127.0.0.1:0",
     opened: bool = True,
+    capabilities: tuple[int, ...] = CAPABILITIES,
 ) -> AsyncIterator[RunningExecutor]:
     """A real executor server over a FakeRunner (`runner`, or one of `mode` and `capacity`).
 
@@ -82,6 +85,7 @@ async def running_executor(
         tokenizer_hash=tokenizer_hash,
         eos_token_ids=eos_token_ids,
         instance_id=instance_id,
+        capabilities=capabilities,
     )
     worker = Worker(hang_floor_ns=hang_floor_ns)
     await worker.start(lambda: Held(fake, BadStep, description.model, "fake"))

@@ -145,7 +145,9 @@ class Exchange:
         raw = await read_body(self._receive, head, limits.max_body_bytes, limits.body_timeout_s)
         generation = self._endpoint.read(parse_object(raw))
         self._span.ask(generation)
-        self._transcript = Transcript(generation.choices, keep_text=not generation.stream)
+        self._transcript = Transcript(
+            generation.choices, keep_text=not generation.stream, prompt_only=generation.score_only
+        )
         call = EngineCall(
             request_id=head.request_id,
             tenant=head.tenant,
@@ -188,7 +190,10 @@ class Exchange:
             work.transcript.apply(response)
         work.transcript.check_complete()
         frame = replies.frame_of(work.transcript, self._request_id, self._created())
-        reply = replies.whole(self._endpoint.style, frame, work.transcript, logprobs=work.generation.logprobs)
+        generation = work.generation
+        reply = replies.whole(
+            self._endpoint.style, frame, work.transcript, logprobs=generation.logprobs, echo=generation.echo
+        )
         await self._outlet.whole(200, JSON, to_json(reply), {})
 
     async def _stream(self, work: Work, events: Events) -> None:

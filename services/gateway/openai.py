@@ -18,8 +18,8 @@ from tercet.v1 import tokenizer_pb2
 class Generation:
     """A body understood: the message to the engine, and how the caller wants the reply.
 
-    choices: answers to expect. include_usage: a chunk with the whole usage ends the stream. continuous_usage: each
-    chunk carries the usage so far.
+    choices: answers to expect. echo: the prompt comes first in each; score_only: and nothing behind it.
+    include_usage: a chunk with the whole usage ends the stream. continuous_usage: each chunk carries the usage so far.
     """
 
     request: tokenizer_pb2.TokenizerServiceGenerateRequest
@@ -28,6 +28,8 @@ class Generation:
     continuous_usage: bool
     choices: int
     logprobs: bool
+    echo: bool = False
+    score_only: bool = False
 
 
 def read_chat(body: JsonObject) -> Generation:
@@ -51,6 +53,8 @@ def _generation(required: str, draft: parameters.Draft, body: JsonObject) -> Gen
         continuous_usage=draft.continuous_usage,
         choices=sampling.n if sampling.HasField("n") else 1,
         logprobs=draft.wants_logprobs,
+        echo=draft.request.echo,
+        score_only=draft.score_only,
     )
 
 

@@ -19,19 +19,20 @@ from opentelemetry.trace import Span, Tracer
 
 from services import names, trace_context
 from services.callers import Caller, read_caller
-from services.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from services.errors import InvalidArgument, NotFound, Unavailable
 from services.gateway.engine import EngineCall
 from services.hops import keep_margin
 from services.peers import Route, State
 from services.rpc_errors import from_rpc_error
 from services.tokenizer import placement, upstream, verbs
 from services.tokenizer.answer import Answer, AnswerRules
+from services.tokenizer.answers import Answers
 from services.tokenizer.chain import ChainState
 from services.tokenizer.house import House
 from services.tokenizer.invalid import InvalidText
 from services.tokenizer.prompts import Prompts
 from services.tokenizer.report import EdgeReport, Told
-from services.tokenizer.resume import Rest, check_resume, unknown_logprobs
+from services.tokenizer.resume import check_resume
 from services.tokenizer.schedulers import Scheduler, Schedulers
 from services.tokenizer.text import TextModel
 from services.tokenizer.upstream import AtScheduler, Upstream
@@ -125,15 +126,19 @@ class TextEdge:
         self._refuse(request)
         chain = self._schedulers.require()
         try:
-            answer = Answer(self._model, self._rules(request, chain))
+            answers = Answers(self._model, request, Answer(self._model, self._rules(request, chain)))
         except InvalidText as error:
             raise InvalidArgument(str(error), field=error.field) from error
         began = time.monotonic_ns()
         prompt_ids = await self._prompt_ids(request, call)
         told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
-        rest = Rest(request.resume.chars_delivered, len(request.resume.output_ids))
-        replayed = answer.push(request.resume.output_ids, unknown_logprobs(request))
+        keep_special = request.keep_special_tokens
+        echo = await self._prompts.decode(prompt_ids, skip_special=not keep_special) if request.echo else None
+        answers.begin(prompt_ids, echo)
+        replayed = answers.replay()
         message = self._message(request, caller, prompt_ids, call)
+        if not answers.wants_prompt:
+            message.sampling.ClearField("prompt_logprobs")
         route = self._schedulers.route(_key(message), request.resume.numerics or None)
         source = Upstream(
             message,
@@ -155,27 +160,42 @@ class TextEdge:
                                 is_accepted = True
                                 _check_same(event.accepted, route.seen)
                                 route.numerics = event.accepted.numerics
-                                yield Response(accepted=self._accepted(event.accepted, request, prompt_ids))
-                                for delta in rest.of(replayed):
+                                answers.keep(event.accepted.n)
+                                yield Response(
+                                    accepted=self._accepted(event.accepted, request, prompt_ids, len(answers))
+                                )
+                                for delta in replayed:
                                     yield Response(delta=delta)
                             else:
                                 told.span.add_event(names.EVENT_SCHEDULER_LOST)
-                            if answer.stop_string is not None:  # what was told before the loss is not known there
-                                await self._stop(route, caller, source.attempt, answer.kept_tokens, told)
+                                answers.retried()
+                            for index, kept in answers.stopped():  # what was told before the loss is not known there
+                                await self._stop(route, caller, source.attempt, index, kept, told)
+                        case "prompt_logprobs":
+                            if (scored := answers.score(event.prompt_logprobs.logprobs)) is not None:
+                                yield Response(prompt_logprobs=scored)
                         case "delta":
                             span = span or self._tracer.start_span(names.SPAN_DETOKENIZE, context=call.context)
-                            was_stopped = answer.stop_string is not None
+                            if (scored := answers.score_end()) is not None:
+                                yield Response(prompt_logprobs=scored)
                             drawn = event.delta
-                            for delta in rest.of(told.decoding(answer.push, drawn.token_ids, drawn.logprobs)):
+                            was_stopped = answers.is_stopped(drawn.index)
+                            for delta in told.decoding(answers.push, drawn.index, drawn.token_ids, drawn.logprobs):
                                 yield Response(delta=delta)
-                            if answer.stop_string is not None and not was_stopped:
-                                await self._stop(route, caller, source.attempt, answer.kept_tokens, told)
+                            if answers.is_stopped(drawn.index) and not was_stopped:
+                                kept = dict(answers.stopped())[drawn.index]
+                                await self._stop(route, caller, source.attempt, drawn.index, kept, told)
                         case "finished":
-                            for delta in rest.of(told.decoding(answer.finish)):
+                            if (scored := answers.score_end()) is not None:
+                                yield Response(prompt_logprobs=scored)
+                            index = event.finished.index
+                            for delta in told.decoding(answers.finish, index):
                                 yield Response(delta=delta)
                             yield Response(
                                 finished=told.finished(
-                                    _finished(event.finished, answer), by_stop_string=answer.stop_string is not None
+                                    answers.end(event.finished),
+                                    by_stop_string=answers.is_stopped(index),
+                                    last=answers.all_ended,
                                 )
                             )
         except asyncio.CancelledError:
@@ -186,7 +206,7 @@ class TextEdge:
         finally:
             route.leave()
             if span is not None:
-                span.set_attribute(names.TEXT_CHARACTERS, answer.characters)
+                span.set_attribute(names.TEXT_CHARACTERS, answers.characters)
                 span.end()
 
     async def _prompt_ids(self, request: Request, call: EngineCall) -> list[int]:
@@ -255,8 +275,6 @@ class TextEdge:
                 reason="MODEL_NOT_FOUND",
                 field="model",
             )
-        if request.echo:
-            raise Unimplemented("echo is not served by this build", field="echo")
 
     def _rules(self, request: Request, chain: ChainState) -> AnswerRules:
         own_ends: tuple[int, ...] = ()
@@ -282,7 +300,7 @@ class TextEdge:
         )
 
     def _accepted(
-        self, accepted: scheduler_pb2.SchedulerAccepted, request: Request, prompt_ids: list[int]
+        self, accepted: scheduler_pb2.SchedulerAccepted, request: Request, prompt_ids: list[int], n: int
     ) -> tokenizer_pb2.Accepted:
         return tokenizer_pb2.Accepted(
             request_id=accepted.request_id,
@@ -294,9 +312,12 @@ class TextEdge:
             prompt_ids=prompt_ids if request.return_prompt_ids else (),
             numerics=accepted.numerics,
             model=self._identity.model_name,
+            n=n,
         )
 
-    async def _stop(self, route: Route[Scheduler], caller: Caller, attempt: int, kept_tokens: int, told: Told) -> None:
+    async def _stop(
+        self, route: Route[Scheduler], caller: Caller, attempt: int, index: int, kept_tokens: int, told: Told
+    ) -> None:
         """Tells the scheduler that has it. If that fails the text is complete all the same, so only the end is late."""
         if route.current is None:
             return
@@ -304,6 +325,7 @@ class TextEdge:
             await route.current.calls.Stop(
                 scheduler_pb2.SchedulerServiceStopRequest(
                     context=_context(caller, attempt),
+                    index=index,
                     kept_tokens=kept_tokens,
                     reason=scheduler_pb2.STOP_REASON_STOP_STRING,
                 ),
@@ -343,22 +365,3 @@ def _context(caller: Caller, attempt: int) -> common_pb2.RequestContext:
     return common_pb2.RequestContext(
         request_id=caller.request_id, tenant=caller.tenant, priority=caller.priority, attempt=attempt
     )
-
-
-def _finished(finished: scheduler_pb2.SchedulerFinished, answer: Answer) -> tokenizer_pb2.Finished:
-    """The scheduler's end, in the words of the text. A stop string that was completed by the very last token is known
-    only here: then the reason and the usage are corrected."""
-    result = tokenizer_pb2.Finished(
-        reason=finished.reason,
-        stop_match=answer.stop_match,
-        usage=finished.usage,
-        times=finished.times,
-        limit=finished.limit,
-    )
-    if answer.stop_string is not None:
-        result.reason = common_pb2.FINISH_REASON_STOP
-        result.limit = common_pb2.TIME_LIMIT_KIND_UNSPECIFIED
-        dropped = result.usage.delivered_tokens - answer.kept_tokens
-        result.usage.delivered_tokens -= dropped
-        result.usage.discarded_tokens += dropped
-    return result
