@@ -81,16 +81,10 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
         )
         if config.vllm_grpc_port is not None:
             adapter = _adapter_vllm()
-            vllm = adapter.VllmServicer(edge, model, schedulers, archive)
+            add = await stack.enter_async_context(adapter.vllm_engine(edge, model, schedulers, archive))
+            options = ServerOptions(slow_reader_s=config.slow_reader_s, any_pings=True)
             await stack.enter_async_context(
-                door(
-                    process,
-                    _vllm_listen(config),
-                    lambda server: adapter.vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(vllm, server),
-                    (adapter.SERVICE,),
-                    ServerOptions(slow_reader_s=config.slow_reader_s, any_pings=True),
-                    trust,
-                )
+                door(process, _vllm_listen(config), add, (adapter.SERVICE,), options, trust)
             )
         http = None
         if config.http is not None:

@@ -8,8 +8,8 @@ that is no dependency of anything else. Invariant: a failure is a status, never 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -27,10 +27,11 @@ from services.rpc_server import call_context
 from services.tokenizer import vllm_messages as messages
 from services.tokenizer.edge import TextEdge
 from services.tokenizer.export import TokenizerZip
-from services.tokenizer.schedulers import Schedulers
+from services.tokenizer.schedulers import Scheduler, Schedulers
 from services.tokenizer.service import NO_DEADLINE_S
 from services.tokenizer.text import TextModel
-from tercet.v1 import common_pb2, scheduler_pb2
+from services.tokenizer.vllm_events import CacheEvents
+from tercet.v1 import common_pb2, scheduler_pb2, tokenizer_pb2
 
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 ASK_S: Final = 2.0
@@ -83,13 +84,14 @@ class VllmServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mis
         model: TextModel,
         schedulers: Schedulers,
         archive: Callable[[], TokenizerZip],
-        figures: Figures | None = None,
+        events: CacheEvents,
     ) -> None:
         self._edge = edge
         self._model = model
         self._schedulers = schedulers
         self._archive = archive
-        self._figures = figures or Figures()
+        self._events = events
+        self._figures = Figures()
         self._was_ready = False
 
     async def Generate(self, request: Any, context: Context) -> AsyncIterator[Any]:
@@ -108,6 +110,8 @@ class VllmServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mis
             principal=call.principal,
         )
         replies = messages.Replies(request)
+        tenant = read_caller(common_pb2.RequestContext(), call.metadata, name, call.principal).tenant
+        passing = _Passing(self._events, tenant, request.tokenized.input_ids)
         figures.received_at = time.time()
         figures.active += 1
         try:
@@ -115,10 +119,16 @@ class VllmServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mis
                 self._edge.generate(messages.to_edge(request, name), engine_call, call.metadata)
             ) as events:
                 async for event in events:
-                    if event.HasField("delta"):
-                        figures.delivered(len(event.delta.token_ids))
-                    elif event.HasField("finished"):
-                        figures.hits.append((event.finished.usage.prompt_tokens, event.finished.usage.cached_tokens))
+                    match event.WhichOneof("event"):
+                        case "accepted":
+                            passing.accepted(event.accepted)
+                        case "delta":
+                            figures.delivered(len(event.delta.token_ids))
+                            passing.delta(event.delta)
+                        case "finished":
+                            usage = event.finished.usage
+                            figures.hits.append((usage.prompt_tokens, usage.cached_tokens))
+                            passing.finished(event.finished)
                     for reply in replies.of(event):
                         yield reply
         finally:
@@ -196,6 +206,9 @@ class VllmServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mis
             yield smg_pb2.GetTokenizerChunk(data=chunk)
         yield smg_pb2.GetTokenizerChunk(data=last, sha256=archive.sha256)
 
+    def SubscribeKvEvents(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        return self._events.subscribe(request.start_sequence_number)
+
     async def FlushCache(self, request: Any, context: Context) -> Any:
         raise Unimplemented("FlushCache is not served: the scheduler has no such call", field="FlushCache")
 
@@ -209,17 +222,52 @@ class VllmServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mis
         raise Unimplemented("StopProfile is not served", field="StopProfile")
 
 
+class _Passing:
+    """The tokens of one request, for who listens to what is cached. prompt: empty where it came as text."""
+
+    def __init__(self, events: CacheEvents, tenant: str, prompt: Sequence[int]) -> None:
+        self._events = events
+        self._tenant = tenant
+        self._prompt = prompt
+        self._numerics = ""
+        self._outputs: dict[int, list[int]] = {}
+
+    def accepted(self, accepted: tokenizer_pb2.Accepted) -> None:
+        self._numerics = accepted.numerics
+        self._prompt = self._prompt or accepted.prompt_ids
+        self._events.learn(self._numerics, self._tenant, self._prompt)
+
+    def delta(self, delta: tokenizer_pb2.TextDelta) -> None:
+        self._outputs.setdefault(delta.index, []).extend(delta.token_ids)
+
+    def finished(self, finished: tokenizer_pb2.Finished) -> None:
+        output = self._outputs.pop(finished.index, [])
+        self._events.learn(self._numerics, self._tenant, self._prompt, output)
+
+
 def _no_path(name: str) -> str:
     """A path on nobody's disk: gateways look there first, and ask GetTokenizer then. A bare name would send them to a
     hub."""
     return f"/nonexistent/tercet/{name}"
 
 
-async def _load(scheduler: Any) -> scheduler_pb2.SchedulerServiceGetLoadResponse | None:
+@asynccontextmanager
+async def vllm_engine(
+    edge: TextEdge, model: TextModel, schedulers: Schedulers, archive: Callable[[], TokenizerZip]
+) -> AsyncIterator[Callable[[grpc.aio.Server], None]]:
+    """The service with what it watches in the background; yields what adds it to a server."""
+    events = CacheEvents(schedulers)
+    servicer = VllmServicer(edge, model, schedulers, archive, events)
+    watching = asyncio.create_task(events.watch())
     try:
-        load: scheduler_pb2.SchedulerServiceGetLoadResponse = await scheduler.asking.GetLoad(
-            scheduler_pb2.SchedulerServiceGetLoadRequest(), timeout=ASK_S
-        )
+        yield lambda server: vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _load(scheduler: Scheduler) -> scheduler_pb2.SchedulerServiceGetLoadResponse | None:
+    try:
+        return await scheduler.asking.GetLoad(scheduler_pb2.SchedulerServiceGetLoadRequest(), timeout=ASK_S)
     except grpc.aio.AioRpcError:
         return None
-    return load
