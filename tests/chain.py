@@ -164,6 +164,7 @@ async def text_chain(
     max_prompt_bytes: int = 1 << 20,
     total_blocks: int = 256,
     max_requests: int = MAX_REQUESTS,
+    core: CoreConfig = CoreConfig(),
 ) -> AsyncIterator[TextChain]:
     """Edge, gateway, scheduler and fake executor over real sockets, with the default model's real tokenizer.
 
@@ -184,7 +185,7 @@ async def text_chain(
                 eos_token_ids=tuple(sorted(model.eos_ids)),
             )
         )
-        behind = await stack.enter_async_context(scheduler(fake.target, tracer=tracer))
+        behind = await stack.enter_async_context(scheduler(fake.target, core, tracer=tracer))
         channel = await stack.enter_async_context(make_channel(behind.target, tracer))
         readiness = Readiness(("tercet.v1.TokenizerService",))
         schedulers = Schedulers([Door(behind.target, channel, channel)], model.hash, readiness)

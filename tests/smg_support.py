@@ -113,7 +113,8 @@ async def _not_ready(client: httpx.AsyncClient, workers: int, process: asyncio.s
             said = str(listed)
             healthy = [one for one in listed.get("workers", ()) if one.get("is_healthy")]
             tokenizers = (await client.get("/v1/tokenizers")).json()
-            if len(healthy) == workers and tokenizers.get("tokenizers"):
+            models = (await client.get("/v1/models")).json().get("data")
+            if len(healthy) == workers and tokenizers.get("tokenizers") and models:
                 return None
         except (httpx.HTTPError, ValueError) as error:
             said = repr(error)

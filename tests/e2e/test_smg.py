@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,7 +13,8 @@ import httpx
 import pytest
 from chain import TextChain
 from fake_stack import until
-from smg_support import MODEL, smg, vllm_chain
+from processes import Processes, Running, processes
+from smg_support import MODEL, free_port, smg, vllm_chain
 
 from services import names
 from services.config import TelemetryConfig
@@ -192,3 +194,72 @@ async def test_the_callers_trace_goes_through_the_gateway_into_ours(default_mode
         assert str(served.attributes[names.REQUEST_ID]).startswith("vllm-")
         assert str(served.attributes[names.ORIGINAL_REQUEST_ID]).startswith(long_id)
         assert served.attributes[names.OUTCOME] == "stop"
+
+
+async def two_of_each(started: Processes, model: Path) -> tuple[list[Running], list[Running], list[str]]:
+    """Schedulers, each with an executor of its own; edges, each over both; where the edges serve VllmEngine."""
+    flags = ("--model", str(model), "--fake", "hash", "--fake-delay-s", "0.02")
+    schedulers, edges, workers = [], [], []
+    for number in range(2):
+        executor = f"unix:{started.directory}/executor{number}.sock"
+        await started.start("executor", *flags, target=executor)
+        target = f"unix:{started.directory}/scheduler{number}.sock"
+        schedulers.append(await started.start("scheduler", "--executors", executor, target=target))
+    for one in schedulers:
+        await one.ready()
+    both = ",".join(one.target for one in schedulers)
+    for number in range(2):
+        port = free_port()
+        target = f"unix:{started.directory}/edge{number}.sock"
+        options = ("--model", str(model), "--scheduler", both, "--vllm-grpc-port", str(port))
+        edges.append(await started.start("tokenizer", *options, target=target))
+        workers.append(f"127.0.0.1:{port}")
+    for one in edges:
+        await one.ready()
+    return schedulers, edges, workers
+
+
+def story(number: int, tokens: int) -> dict[str, Any]:
+    return prompt(prompt=f"Story {number}. " + f"There were {number} of them. " * 12, max_tokens=tokens, temperature=0)
+
+
+async def listen(client: httpx.AsyncClient, body: dict[str, Any], heard: list[str]) -> None:
+    """Every text of a stream; an error in it fails."""
+    async with client.stream("POST", COMPLETIONS, json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                heard.append(event["choices"][0]["text"])
+
+
+async def test_cache_aware_routing_and_a_scheduler_and_an_edge_that_are_killed(default_model_path: Path) -> None:
+    async with processes() as started:
+        schedulers, edges, workers = await two_of_each(started, default_model_path)
+        async with (
+            smg(*workers, flags=("--policy", "cache_aware", "--disable-circuit-breaker")) as url,
+            httpx.AsyncClient(base_url=url, timeout=60.0) as client,
+        ):
+            first = await asyncio.gather(*(client.post(COMPLETIONS, json=story(one, 4)) for one in range(8)))
+            again = [await client.post(COMPLETIONS, json=story(one, 4)) for one in range(8)]
+            for before, after in zip(first, again, strict=True):
+                assert before.status_code == after.status_code == 200
+                assert after.json()["choices"][0]["text"] == before.json()["choices"][0]["text"]
+                assert after.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 32
+                routed = [one.headers["x-smg-routed-worker-id"] for one in (before, after)]
+                assert routed[0] == routed[1]
+
+            heard: list[list[str]] = [[] for _ in range(8)]
+            streams = [asyncio.ensure_future(listen(client, story(one, 80), heard[one])) for one in range(8)]
+            await until(lambda: all(len(one) > 3 for one in heard), "all streams", limit_s=30)
+            schedulers[0].process.send_signal(signal.SIGKILL)
+            await asyncio.gather(*streams)
+            for number, texts in enumerate(heard):
+                undisturbed = await client.post(COMPLETIONS, json=story(number, 80))
+                assert "".join(texts) == undisturbed.json()["choices"][0]["text"]
+
+            edges[0].process.send_signal(signal.SIGKILL)
+            after_all = await asyncio.gather(*(client.post(COMPLETIONS, json=story(one, 4)) for one in range(8)))
+            assert [one.status_code for one in after_all] == [200] * 8
+        assert await edges[1].end() == 0
