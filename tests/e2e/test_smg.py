@@ -196,9 +196,9 @@ async def test_the_callers_trace_goes_through_the_gateway_into_ours(default_mode
         assert served.attributes[names.OUTCOME] == "stop"
 
 
-async def two_of_each(started: Processes, model: Path) -> tuple[list[Running], list[Running], list[str]]:
+async def two_of_each(started: Processes) -> tuple[list[Running], list[Running], list[str]]:
     """Schedulers, each with an executor of its own; edges, each over both; where the edges serve VllmEngine."""
-    flags = ("--model", str(model), "--fake", "hash", "--fake-delay-s", "0.02")
+    flags = ("--model", MODEL, "--fake", "hash", "--fake-delay-s", "0.02")
     schedulers, edges, workers = [], [], []
     for number in range(2):
         executor = f"unix:{started.directory}/executor{number}.sock"
@@ -211,7 +211,7 @@ async def two_of_each(started: Processes, model: Path) -> tuple[list[Running], l
     for number in range(2):
         port = free_port()
         target = f"unix:{started.directory}/edge{number}.sock"
-        options = ("--model", str(model), "--scheduler", both, "--vllm-grpc-port", str(port))
+        options = ("--model", MODEL, "--scheduler", both, "--vllm-grpc-port", str(port))
         edges.append(await started.start("tokenizer", *options, target=target))
         workers.append(f"127.0.0.1:{port}")
     for one in edges:
@@ -236,7 +236,7 @@ async def listen(client: httpx.AsyncClient, body: dict[str, Any], heard: list[st
 
 async def test_cache_aware_routing_and_a_scheduler_and_an_edge_that_are_killed(default_model_path: Path) -> None:
     async with processes() as started:
-        schedulers, edges, workers = await two_of_each(started, default_model_path)
+        schedulers, edges, workers = await two_of_each(started)
         async with (
             smg(*workers, flags=("--policy", "cache_aware", "--disable-circuit-breaker")) as url,
             httpx.AsyncClient(base_url=url, timeout=60.0) as client,
