@@ -72,11 +72,12 @@ async def aiperf(chain: Chain, tool: str) -> int:
 
 
 async def guidellm(chain: Chain, tool: str) -> int:
-    data = f"prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}"
+    backend = f"kind=openai_http,target={chain.http},model={DEFAULT_MODEL}"
+    data = f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}"
     return await program(
-        *(tool, "benchmark", "run", "--target", chain.http, "--profile", "concurrent", "--rate", str(AT_ONCE)),
-        *("--max-requests", str(REQUESTS), "--data", data, "--processor", str(chain.tokenizer)),
-        *("--model", DEFAULT_MODEL, "--outputs", "json", "--output-dir", str(chain.scratch)),
+        *(tool, "run", "--backend", backend, "--profile", f"kind=concurrent,streams={AT_ONCE}", "--data", data),
+        *("--constraint", f"kind=max_requests,count={REQUESTS}", "--disable-progress"),
+        *("--tokenizer", f"kind=huggingface_auto,model={chain.tokenizer}", "--output", "kind=console"),
         cwd=chain.scratch,
     )
 
