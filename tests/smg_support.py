@@ -17,6 +17,7 @@ from conftest import missing
 from opentelemetry.trace import NoOpTracer, Tracer
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
+from services.gate import OPEN_GATE, Gate
 from services.rpc import ServerOptions, bind, make_channel, make_server
 from services.tokenizer.adapter_vllm import vllm_engine
 from services.tokenizer.export import pack, tokenizer_files
@@ -28,11 +29,13 @@ START_S = 60.0
 
 
 @asynccontextmanager
-async def vllm_door(chain: TextChain, model_path: Path, tracer: Tracer | None = None) -> AsyncIterator[str]:
+async def vllm_door(
+    chain: TextChain, model_path: Path, tracer: Tracer | None = None, gate: Gate = OPEN_GATE
+) -> AsyncIterator[str]:
     """Where VllmEngine is served over the chain's edge."""
     archive = cache(lambda: pack(_files(chain, model_path)))
     async with vllm_engine(chain.edge, chain.model, chain.schedulers, archive) as add:
-        server = make_server(tracer or NoOpTracer(), options=ServerOptions(any_pings=True))
+        server = make_server(tracer or NoOpTracer(), options=ServerOptions(any_pings=True), gate=gate)
         add(server)
         target = bind(server, "127.0.0.1:0")
         await server.start()
@@ -51,12 +54,12 @@ def _files(chain: TextChain, model_path: Path) -> dict[str, bytes]:
 
 @asynccontextmanager
 async def vllm_chain(
-    model_path: Path, answer: str = "Hello.", tracer: Tracer | None = None, **options: Any
+    model_path: Path, answer: str = "Hello.", tracer: Tracer | None = None, gate: Gate = OPEN_GATE, **options: Any
 ) -> AsyncIterator[tuple[TextChain, Any, str]]:
     """The chain, a stub of its VllmEngine, and where that is."""
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(text_chain(model_path, answer, tracer=tracer, **options))
-        target = await stack.enter_async_context(vllm_door(chain, model_path, tracer))
+        target = await stack.enter_async_context(vllm_door(chain, model_path, tracer, gate))
         channel = await stack.enter_async_context(make_channel(target))
         yield chain, vllm_engine_pb2_grpc.VllmEngineStub(channel), target
 

@@ -11,11 +11,13 @@ from typing import Any
 import grpc
 import pytest
 from fake_stack import until
+from keys_support import make_key, write_keys
 from smg_grpc_proto.generated import common_pb2 as smg_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_support import vllm_chain
 
 from services.errors import Unavailable
+from services.gate import Gate
 from services.rpc_errors import from_rpc_error
 from services.scheduler.core.calls import CoreConfig
 from services.tokenizer.chain import ChainState
@@ -195,3 +197,24 @@ async def test_cached_blocks_are_told_in_tokens(default_model_path: Path) -> Non
         assert (await resumed.read()).sequence_number == first.sequence_number + 1
         for one in (stream, resumed):
             one.cancel()
+
+
+async def test_keys_are_asked_for_and_one_tenant_can_not_abort_anothers(
+    default_model_path: Path, tmp_path: Path
+) -> None:
+    (alice, alice_key), (bob, bob_key) = make_key(1, "alice"), make_key(2, "bob")
+    gate = Gate(str(write_keys(tmp_path / "keys.json", alice, bob)))
+    async with vllm_chain(default_model_path, "and so on " * 60, gate=gate) as (chain, stub, _):
+        chain.runner.faults = replace(chain.runner.faults, delay_s=0.02)
+        as_alice, as_bob = ((("authorization", f"Bearer {key}"),) for key in (alice_key, bob_key))
+        assert await code_of(stub.Generate(asked([5]))) == (grpc.StatusCode.UNAUTHENTICATED, "NO_API_KEY")
+        events = stub.SubscribeKvEvents(smg_pb2.SubscribeKvEventsRequest(), metadata=as_alice)
+        assert (await code_of(events))[0] == grpc.StatusCode.PERMISSION_DENIED
+        stream = aiter(stub.Generate(asked([5], name="one"), metadata=as_alice))
+        assert (await anext(stream)).HasField("chunk")
+        await stub.Abort(pb.AbortRequest(request_ids=["one"]), metadata=as_bob)
+        (live,) = chain.scheduler.engine.live_requests()
+        assert live.admission.caller.tenant == "alice"
+        assert (await anext(stream)).HasField("chunk")
+        await stub.Abort(pb.AbortRequest(request_ids=["one"]), metadata=as_alice)
+        assert await code_of(stream) == (grpc.StatusCode.CANCELLED, "ABORTED_BY_CALLER")
