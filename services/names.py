@@ -77,6 +77,7 @@ GEN_AI_LATENCY_INFERENCE: Final = "gen_ai.latency.time_in_model_inference"
 
 # Ours
 REQUEST_ID: Final = "tercet.request.id"
+ORIGINAL_REQUEST_ID: Final = "tercet.request.original_id"  # where ours had to be made of it
 TENANT: Final = "tercet.tenant"
 PRIORITY: Final = "tercet.priority"
 OUTCOME: Final = "outcome"

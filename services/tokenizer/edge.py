@@ -25,6 +25,7 @@ from services.hops import keep_margin
 from services.peers import Route, State
 from services.rpc_errors import from_rpc_error
 from services.tokenizer import placement, upstream, verbs
+from services.tokenizer.aborts import Aborts, UnderWay
 from services.tokenizer.answer import Answer, AnswerRules
 from services.tokenizer.answers import Answers
 from services.tokenizer.chain import ChainState
@@ -85,6 +86,7 @@ class TextEdge:
         self._draining = False
         self._cut = False
         self._streams: set[grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]] = set()
+        self._aborts = Aborts()
 
     def drain(self) -> None:
         """Refuses new requests from now on."""
@@ -103,6 +105,11 @@ class TextEdge:
             stream.cancel()
         await self.drained(CUT_S)
 
+    def abort(self, tenant: str, request_id: str) -> bool:
+        """Ends a request with Cancelled, as if its caller had gone. False: it is not here; should it come yet, it ends
+        at once."""
+        return self._aborts.abort(tenant, request_id)
+
     async def generate(
         self, request: Request, call: EngineCall, metadata: Mapping[str, str] | None = None
     ) -> AsyncGenerator[Response, None]:
@@ -114,12 +121,13 @@ class TextEdge:
             given = call.metadata if metadata is None else metadata
             caller = read_caller(request.context, given, call.request_id, call.principal)
             told.identify(caller)
-            async with aclosing(self._answer(request, call, caller, told)) as events:
-                async for event in events:
-                    yield event
+            with self._aborts.request(caller) as under_way:
+                async with aclosing(self._answer(request, call, caller, told, under_way)) as events:
+                    async for event in events:
+                        yield event
 
     async def _answer(
-        self, request: Request, call: EngineCall, caller: Caller, told: Told
+        self, request: Request, call: EngineCall, caller: Caller, told: Told, under_way: UnderWay
     ) -> AsyncGenerator[Response, None]:
         if self._draining:
             raise Unavailable("the tokenizer is draining and takes no new requests", reason="DRAINING")
@@ -144,7 +152,7 @@ class TextEdge:
             message,
             AtScheduler(message, lambda: time.monotonic_ns() - call.started_ns),
             route,
-            lambda message: self._open(message, route, call, told),
+            lambda message: self._open(message, route, call, told, under_way),
             time.monotonic() + _left_s(call),
             self._resume_grace_s,
             caller.request_id,
@@ -200,8 +208,10 @@ class TextEdge:
                             )
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._cut and (task is None or not task.cancelling()):
-                raise _drained() from None
+            if task is None or not task.cancelling():  # by whoever cancelled the stream
+                under_way.check()
+                if self._cut:
+                    raise _drained() from None
             raise
         finally:
             route.leave()
@@ -216,8 +226,9 @@ class TextEdge:
         return list(request.resume.prompt_ids)
 
     def _open(
-        self, message: SchedulerRequest, route: Route[Scheduler], call: EngineCall, told: Told
+        self, message: SchedulerRequest, route: Route[Scheduler], call: EngineCall, told: Told, under_way: UnderWay
     ) -> "grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]":
+        under_way.check()
         if self._cut:
             raise _drained()
         scheduler = route.take()
@@ -225,6 +236,7 @@ class TextEdge:
         stream = scheduler.calls.Generate(message, timeout=_left_s(call), metadata=trace_context.inject(told.span))
         self._streams.add(stream)
         stream.add_done_callback(self._streams.discard)
+        under_way.call = stream
         return stream
 
     async def tokenize(
