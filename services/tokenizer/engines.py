@@ -198,7 +198,7 @@ def _first(vocabulary: Vocabulary) -> Callable[[str, bool], str]:
     users = tuple(
         text for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind is TokenType.USER_DEFINED
     )
-    return lambda text, is_first: SPACE + text if is_first and not text.startswith(users) else text
+    return lambda text, is_first: SPACE + text if is_first and not text.startswith((" ", SPACE, *users)) else text
 
 
 # Names with a space: in a text each space has become SPACE before pieces are looked for.
