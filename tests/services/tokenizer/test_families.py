@@ -1,23 +1,18 @@
 """Every family's ids against implementations that share no code with ours (T15), and what is refused by name."""
 
-import json
 import re
 import unicodedata
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
+from families import FAMILIES, GOLDEN, metadata_of, model_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from services.tokenizer.invalid import InvalidTokenizer
 from services.tokenizer.pretokenizers import PRE_TOKENIZERS
-from services.tokenizer.text import TextModel, load_tokenizer
-
-GOLDEN = json.loads((Path(__file__).parent / "golden_families.json").read_text(encoding="utf-8"))
-NORMAL = 1
+from services.tokenizer.text import load_tokenizer
 
 # Where llama.cpp's expressions differ from the family's own file: the sign after a run of spaces takes the last of them
 # with it, also if it is itself a space (seen with U+3000); digits stand alone. The vocabulary of the real models has no
@@ -27,26 +22,6 @@ KNOWN = {"deepseek-llm": re.compile(r"\u3000|\d\d")}
 TIED = 2
 
 
-def metadata_of(family: str) -> dict[str, object]:
-    model = family if family in ("llama", "t5") else "gpt2"
-    raw = GOLDEN[model if model != "gpt2" else "byte_level"]
-    values: dict[str, object] = {name: tuple(value) for name, value in raw.items() if name != "types"}
-    values |= {"model": model, "bos_token_id": 1, "eos_token_id": 2}
-    if model == "gpt2":
-        values |= {"pre": family, "token_type": (NORMAL,) * len(raw["tokens"])}
-    else:
-        values |= {"token_type": tuple(raw["types"]), "add_space_prefix": True, "unknown_token_id": 0}
-    return {f"tokenizer.ggml.{name}": value for name, value in values.items()}
-
-
-@cache
-def model_of(family: str) -> TextModel:
-    return load_tokenizer(metadata_of(family))
-
-
-FAMILIES = sorted({who.split(":")[0] for row in GOLDEN["rows"] for group in row["ids"] for who in group.split(",")})
-
-
 def expected(who: str) -> list[tuple[str, list[int]]]:
     return [
         (row["text"], ids) for row in GOLDEN["rows"] for group, ids in row["ids"].items() if who in group.split(",")
@@ -54,7 +29,7 @@ def expected(who: str) -> list[tuple[str, list[int]]]:
 
 
 def total(ids: list[int]) -> float:
-    return sum(GOLDEN["t5"]["scores"][i] for i in ids)
+    return sum(float(GOLDEN["t5"]["scores"][i]) for i in ids)
 
 
 @pytest.mark.parametrize("who", [*PRE_TOKENIZERS, "llama:sentencepiece", "llama:llama.cpp", "t5:sentencepiece"])
