@@ -8,6 +8,7 @@ from typing import Final
 from executor.loading.gguf import GgufError, open_gguf
 from services.catalogue import MODELS, CatalogueError, cache_directory, resolve
 from services.process import StartError
+from services.tokenizer.engines import encode_in_the_callers_thread
 from services.tokenizer.huggingface import read_directory
 from services.tokenizer.invalid import InvalidTokenizer
 from services.tokenizer.templates import ChatTemplate, load_chat_template, make_chat_template
@@ -35,6 +36,7 @@ class LoadedText:
 
 def load_text(source: str) -> LoadedText:
     """source: a name of the catalogue, a GGUF file, or a directory with `tokenizer.json`. Raises StartError."""
+    encode_in_the_callers_thread()
     try:
         if source not in MODELS and os.path.isdir(source):
             return _load_directory(Path(source))
