@@ -3,9 +3,9 @@
 Two titles to a claim, both of policies that preempt. *Priority*: from whatever is strictly below it. *Share*: in its
 own priority, from a tenant that was served more than its own: by so much that the two, having changed places, would
 still be in that order once the newcomer's prompt is computed; by what of the victim is to be computed again, which is
-lost to both; and by LAG at least. Smaller differences are made up for as sequences end, for nothing. So no two
-sequences can take turns, whatever the title. A claim takes as few victims as will do, the youngest first, and none where
-all together would not do.
+lost to both; and by LAG at least. Smaller differences are made up for as sequences end, for nothing. So no two can take
+turns, whatever the title. A claim takes as few victims as will do, the youngest first, and none where all together
+would not do.
 
 Changes nothing of the lane or the queue but who claimed which lane; the victims are the caller's to preempt.
 """
