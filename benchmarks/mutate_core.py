@@ -157,6 +157,10 @@ FAULTS: Final = (
     ),
     Fault("nobody-gives-way", "core/claims.py", "if counter > most:", "if False:"),
     Fault("equals-change-places", "core/claims.py", "max(1, self._moment.lane.slots // LAG)", "0"),
+    Fault(
+        "prompts-take-turns", "core/claims.py", "+ self._prompt(head, cached) + self._lag(head)", "+ self._lag(head)"
+    ),
+    Fault("recomputing-is-free", "core/claims.py", "counter -= self._lost(sequence)", "pass"),
     Fault("deposits-are-kept", "core/policies/queue.py", "sequence.deposit = 0", "pass"),
     Fault("deposits-are-whole", "core/policies/fair.py", ", self._weighed(tenant, 0, soon))", ", 1 << 200)"),
     # The cache.
