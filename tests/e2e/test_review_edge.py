@@ -48,8 +48,8 @@ async def test_every_request_that_comes_is_counted_once_also_those_refused(defau
         await text_of(chain.target)
         with pytest.raises(tercet.InvalidArgumentError):
             await text_of(chain.target, max_tokens=0)
-        with pytest.raises(tercet.UnimplementedError):
-            await text_of(chain.target, echo=True)
+        with pytest.raises(tercet.NotFoundError):
+            await text_of(chain.target, model="another")
         async with make_channel(chain.target) as channel:
             request = tokenizer_pb2.TokenizerServiceGenerateRequest(
                 context=common_pb2.RequestContext(tenant="one"), text="hello"

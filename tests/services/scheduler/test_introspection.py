@@ -12,6 +12,7 @@ from fake_stack import running_executor, until
 from services import cli
 from services.commands import ps, top
 from services.commands.which_scheduler import default_target, which
+from services.rpc import PLAIN
 from services.scheduler.core.calls import CoreConfig
 from tercet.v1 import common_pb2, scheduler_pb2
 
@@ -113,7 +114,7 @@ async def test_top_shows_queue_batch_pool_and_speed() -> None:
         assert any(line.startswith("first") for line in lines)
         assert top.view("here", before, now, 8)[-1].startswith("... and 1 more")
         out = io.StringIO()
-        assert await top._watch([running.target], 0.05, once=True, out=out) == 0
+        assert await top._watch([running.target], PLAIN, 0.05, once=True, out=out) == 0
         assert top.HOME_AND_CLEAR not in out.getvalue()
         assert "tokens/s" in out.getvalue()
         for call in calls:
