@@ -6,17 +6,30 @@ Invariant: a step that raises StepError has changed nothing; a step's tokens dep
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from executor.batch import build_batch
 from executor.cache import KvPool, MemoryPlan
+from executor.grammar.grammars import Grammars
+from executor.grammar.masks import Masks
 from executor.models.model import Model
 from executor.sampling import Draw, sample
 from executor.slots import Slots, StepError
-from executor.step import Capacity, NewSequence, SamplingParams, Slice, SliceResult, Step, StepResult, StepTimings
+from executor.step import (
+    Capacity,
+    NewSequence,
+    RowError,
+    RowErrorCode,
+    SamplingParams,
+    Slice,
+    SliceResult,
+    Step,
+    StepResult,
+    StepTimings,
+)
 from kernels.ops import Ops
 
 __all__ = ["Runner", "StepError"]
@@ -35,6 +48,7 @@ class Runner:
         memory: MemoryPlan,
         model_hash: str,
         numerics: str,
+        grammars: Grammars | None = None,
     ) -> None:
         self.backend = ops.name
         self.capacity = capacity
@@ -45,7 +59,9 @@ class Runner:
         self.pool = pool
         self._model = model
         self._ops = ops
-        self._slots = Slots(capacity)
+        self.grammars = grammars  # None: sequences with a grammar are refused
+        self._masks = Masks()
+        self._slots = Slots(capacity, grammars)
 
     def run(self, step: Step) -> StepResult:
         """Raises StepError, before any state changes, for a step that does not follow from the ones before.
@@ -57,10 +73,11 @@ class Runner:
             self._slots.check(step)
             sequences = self._slots.advance(step)
             batch = build_batch(sequences, self.capacity.block_size)
+            finish_masks = self._begin_masks(step)
             prepared = time.perf_counter_ns()
             hidden = self._model.forward(batch, self.pool)
             computed = time.perf_counter_ns()
-            results = self._sample(step, hidden[batch.sample_rows])
+            results = self._sample(step, hidden[batch.sample_rows], finish_masks())
             ended = time.perf_counter_ns()
         timings = StepTimings(prepare_ns=prepared - started, forward_ns=computed - prepared, sample_ns=ended - computed)
         return StepResult(step.step_id, results, timings)
@@ -115,7 +132,22 @@ class Runner:
         self.reset()
         return scores
 
-    def _sample(self, step: Step, hidden: Tensor) -> tuple[SliceResult, ...]:
+    def _begin_masks(self, step: Step) -> Callable[[], dict[int, str]]:
+        """What is returned waits until the masks of the slices that sample are written, and gives the slots whose
+        grammar allows nothing any more, with the reason."""
+        wanted = {}
+        for part in step.slices:
+            slot = self._slots[part.slot]
+            if part.samples and slot.matching is not None and slot.error is None:
+                wanted[part.slot] = (slot.matching, slot.tokens[slot.prompt_len :])
+        if not wanted:
+            return dict
+        filled = self._masks.begin(tuple(wanted.values()))
+        return lambda: {
+            index: problem for index, problem in zip(wanted, filled.result(), strict=True) if problem is not None
+        }
+
+    def _sample(self, step: Step, hidden: Tensor, dead_ends: Mapping[int, str]) -> tuple[SliceResult, ...]:
         """hidden: of the slices that sample, in their order."""
         sampling = [part.slot for part in step.slices if part.samples]
         slots = [self._slots[index] for index in sampling]
@@ -123,6 +155,9 @@ class Runner:
         results = []
         for index, slot, drawn in zip(sampling, slots, drawn_rows, strict=True):
             draw = Draw(error=slot.error) if slot.error is not None else drawn
+            if index in dead_ends:
+                text = f"the grammar allows nothing at position {slot.sequence.position}: {dead_ends[index]}"
+                draw = Draw(error=RowError(RowErrorCode.GRAMMAR_DEAD_END, text))
             slot.drawn, slot.error = draw.token_id, draw.error
             results.append(_result(index, draw))
         return tuple(results)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from executor.step import Capacity, Step, StepResult
+from executor.step import Capacity, Grammar, Step, StepResult
 from services.description import ModelIdentity
 from services.wire import StepOrder
 
@@ -44,10 +44,16 @@ class StepRunner(Protocol):
     def reset(self) -> None: ...
 
 
+class GrammarSource(Protocol):
+    """Compiles grammars beside the steps; see `executor.grammar.grammars.Grammars`."""
+
+    def prepare(self, grammar: Grammar, done: Callable[[str | None], None]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What loading gives. step_error: what the runner raises for a step that breaks the contract. backend: for
-    people. weight_bytes, kv_bytes: resident."""
+    people. weight_bytes, kv_bytes: resident. grammars: None where sequences can have none."""
 
     runner: StepRunner
     step_error: type[Exception]
@@ -55,6 +61,7 @@ class Held:
     backend: str
     weight_bytes: int = 0
     kv_bytes: int = 0
+    grammars: GrammarSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
