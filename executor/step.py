@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-
 MAX_GRAMMAR_BYTES: Final = 65_536  # of a grammar's source, in UTF-8
 
 

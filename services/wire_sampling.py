@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from executor.step import SamplingParams
 from services.errors import InvalidArgument, Unimplemented
+from services.grammar_wire import grammar_to_proto, sampling_grammar
 from tercet.v1 import common_pb2
 
 MAX_LOGIT_BIAS: Final = 1024
@@ -50,6 +51,7 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
         frequency_penalty=params.frequency_penalty,
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
+        grammar=None if params.grammar is None else grammar_to_proto(params.grammar),
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
@@ -71,7 +73,7 @@ def sampling_from_proto(
 
     The scheduler's own fields (`max_tokens`, `ignore_eos`, whether `seed` is there) are read from the message by
     whoever owns them; an absent seed gives 0 here. vocab_size: bound of the token ids; None: not known yet.
-    Raises InvalidArgument with `field`.name and the limit; Unimplemented for `grammar`, `prompt_logprobs`, `n` > 1.
+    Raises InvalidArgument with `field`.name and the limit; Unimplemented for `prompt_logprobs`, `n` > 1.
     """
     _refuse_unserved_sampling(message, field)
     value = {row.name: _float(message, row, field) for row in FLOATS}
@@ -94,6 +96,7 @@ def sampling_from_proto(
         frequency_penalty=value["frequency_penalty"],
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
+        grammar=sampling_grammar(message, field),
         temperature=value["temperature"],
         top_k=message.top_k,
         top_p=value["top_p"],
@@ -105,8 +108,6 @@ def sampling_from_proto(
 
 
 def _refuse_unserved_sampling(message: common_pb2.SamplingParams, field: str) -> None:
-    if message.HasField("grammar"):
-        raise Unimplemented(f"{field}.grammar is not served by this build", field=f"{field}.grammar")
     if message.HasField("prompt_logprobs"):
         raise Unimplemented(f"{field}.prompt_logprobs is not served by this build", field=f"{field}.prompt_logprobs")
     if message.HasField("n"):

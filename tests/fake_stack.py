@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import NoOpTracer, Tracer
 
@@ -14,10 +14,10 @@ from services.executor.fake_stream import FaultyStream
 from services.executor.observer import UNOBSERVED, Observer
 from services.executor.service import ExecutorService
 from services.executor.session import SessionSettings
-from services.executor.worker import HANG_FLOOR_NS, Held, Running, Worker
+from services.executor.worker import HANG_FLOOR_NS, GrammarSource, Held, Running, Worker
 from services.health import Readiness, add_health
 from services.rpc import bind, make_server
-from tercet.v1 import executor_pb2_grpc
+from tercet.v1 import executor_pb2, executor_pb2_grpc
 
 MODEL_HASH = "f" * 64
 TOKENIZER_HASH = "e" * 64
@@ -44,11 +44,14 @@ def fake_description(
     tokenizer_hash: str = TOKENIZER_HASH,
     eos_token_ids: tuple[int, ...] = (2,),
     instance_id: str = "fake-instance",
+    grammars: bool = False,
 ) -> ExecutorDescription:
     model = ModelIdentity(
         "fake", model_hash, tokenizer_hash, capacity.max_model_len, capacity.vocab_size, eos_token_ids
     )
-    return ExecutorDescription(model, capacity, numerics, "fake", instance_id, "config-hash")
+    described = ExecutorDescription(model, capacity, numerics, "fake", instance_id, "config-hash")
+    more = (executor_pb2.EXECUTOR_CAPABILITY_GRAMMAR,) if grammars else ()
+    return replace(described, capabilities=described.capabilities + more)
 
 
 @asynccontextmanager
@@ -67,9 +70,11 @@ async def running_executor(
     tracer: Tracer | None = None,
     listen: str = "127.0.0.1:0",
     opened: bool = True,
+    grammars: GrammarSource | None = None,
 ) -> AsyncIterator[RunningExecutor]:
     """A real executor server over a FakeRunner (`runner`, or one of `mode` and `capacity`).
 
+    grammars: who answers when one is to be prepared; the fake runner draws as ever. None: they are refused.
     opened: False leaves it as while a model loads; `service.open(description)` ends that. listen: give an address
     to start another one where this one was.
     """
@@ -82,9 +87,10 @@ async def running_executor(
         tokenizer_hash=tokenizer_hash,
         eos_token_ids=eos_token_ids,
         instance_id=instance_id,
+        grammars=grammars is not None,
     )
     worker = Worker(hang_floor_ns=hang_floor_ns)
-    await worker.start(lambda: Held(fake, BadStep, description.model, "fake"))
+    await worker.start(lambda: Held(fake, BadStep, description.model, "fake", grammars=grammars))
     stream = FaultyStream()
     service = ExecutorService(worker, on_hang=hung.append, settings=settings, observer=observer, outgoing=stream)
     server = make_server(tracer or NoOpTracer())

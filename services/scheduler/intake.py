@@ -11,7 +11,7 @@ from typing import Final
 from executor.step import SamplingParams
 from services import wire_sampling
 from services.callers import Caller
-from services.errors import Aborted, DeadlineExceeded, InvalidArgument
+from services.errors import Aborted, DeadlineExceeded, InvalidArgument, Unimplemented
 from services.hops import keep_margin
 from services.scheduler.core.calls import Limits
 from tercet.v1 import common_pb2, scheduler_pb2
@@ -27,6 +27,7 @@ class ServedModel:
     max_model_len: int  # tokens
     eos_token_ids: tuple[int, ...]
     numerics: str
+    grammars: bool = False  # whether sequences may have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,8 @@ def _sampling(
     sampling: common_pb2.SamplingParams, model: ServedModel, max_tokens: int | None, draw_seed: Callable[[], int]
 ) -> SamplingParams:
     params = wire_sampling.sampling_from_proto(sampling, vocab_size=model.vocab_size)
+    if params.grammar is not None and not model.grammars:
+        raise Unimplemented("sampling.grammar is not served by the executors here", field="sampling.grammar")
     if max_tokens is not None and params.min_tokens > max_tokens:
         raise InvalidArgument(
             f"sampling.min_tokens is {params.min_tokens}; it can be at most max_tokens, {max_tokens}",
