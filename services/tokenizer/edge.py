@@ -27,6 +27,7 @@ from services.rpc_errors import from_rpc_error
 from services.tokenizer import placement, upstream, verbs
 from services.tokenizer.answer import Answer, AnswerRules
 from services.tokenizer.chain import ChainState
+from services.tokenizer.grammar_check import GrammarCheck
 from services.tokenizer.house import House
 from services.tokenizer.invalid import InvalidText
 from services.tokenizer.prompts import Prompts
@@ -57,6 +58,8 @@ class EdgeIdentity:
     model_name: str
     has_chat_template: bool
     config_hash: str
+    tool_format: str = ""
+    reasoning_format: str = ""
 
 
 class TextEdge:
@@ -72,7 +75,9 @@ class TextEdge:
         report: EdgeReport,
         resume_grace_s: float = RESUME_GRACE_S,
         max_requests: int = MAX_REQUESTS,
+        grammars: GrammarCheck | None = None,
     ) -> None:
+        """grammars: None serves none."""
         self._model = model
         self._prompts = prompts
         self._schedulers = schedulers
@@ -81,6 +86,7 @@ class TextEdge:
         self._report = report
         self._resume_grace_s = resume_grace_s
         self._house = House(max_requests)
+        self._grammars = grammars or GrammarCheck(None)
         self._draining = False
         self._cut = False
         self._streams: set[grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]] = set()
@@ -131,9 +137,12 @@ class TextEdge:
         began = time.monotonic_ns()
         prompt_ids = await self._prompt_ids(request, call)
         told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
+        grammar = await self._grammars.checked(request.sampling)
         rest = Rest(request.resume.chars_delivered, len(request.resume.output_ids))
         replayed = answer.push(request.resume.output_ids, unknown_logprobs(request))
         message = self._message(request, caller, prompt_ids, call)
+        if grammar is not None:
+            message.sampling.grammar.CopyFrom(grammar)
         route = self._schedulers.route(_key(message), request.resume.numerics or None)
         source = Upstream(
             message,
@@ -240,6 +249,8 @@ class TextEdge:
             numerics=state.numerics if state.problem is None else "",
             has_chat_template=self._identity.has_chat_template,
             config_hash=self._identity.config_hash,
+            tool_format=self._identity.tool_format,
+            reasoning_format=self._identity.reasoning_format,
         )
 
     async def why_not_ready(self) -> str | None:

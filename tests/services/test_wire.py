@@ -170,6 +170,7 @@ def test_description_round_trip(held: ExecutorDescription) -> None:
 def test_each_field_reaches_the_wire(kind: Any) -> None:
     """A value that differs in one field only gives other bytes: no field of the dataclass is forgotten."""
     changed: dict[str, object] = {"logit_bias": ((1, 2.0),), "stop_token_ids": (7,), "temperature": 0.5, "logprobs": 0}
+    changed |= {"grammar": Grammar(GrammarKind.CHOICE, "a")}
     changed |= {"repetition_penalty": 2.0, "top_p": 0.5, "min_p": 0.5, "presence_penalty": 0.5}
     changed |= {"token_ids": (1,), "new_block_ids": (1,), "samples": True, "new": NewSequence(SamplingParams(), 1)}
     base = (
@@ -199,7 +200,6 @@ def test_explicit_zero_is_no_default() -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (common_pb2.SamplingParams(grammar=common_pb2.Grammar()), "sampling.grammar"),
         (common_pb2.SamplingParams(prompt_logprobs=0), "sampling.prompt_logprobs"),
         (common_pb2.SamplingParams(n=2), "sampling.n"),
     ],
