@@ -13,8 +13,8 @@ MAX_CHARS: Final = 1 << 20
 class CallScanner:
     """`push` from the opening brace on.
 
-    name: once it is known. begun: something may be told, the arguments have begun or there are none. done: the object is
-    closed. broken: it is no object of this kind. told: the caller's own note.
+    name: once it is known. begun: something may be told, the arguments have begun or there are none. done: the object
+    is closed. broken: it is no object of this kind. told: the caller's own note.
     """
 
     def __init__(self) -> None:

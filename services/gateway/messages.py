@@ -49,10 +49,10 @@ def _message(name: str, value: JsonValue) -> tokenizer_pb2.ChatMessage:
         if role != "assistant":
             raise fields.invalid(f"{name}.tool_calls", "absent but in a message of the assistant")
         message.tool_calls_json = _tool_calls(f"{name}.tool_calls", calls)
-    if given.get("tool_call_id") is not None:
-        if role != "tool":
-            raise fields.invalid(f"{name}.tool_call_id", "absent but in a message of a tool")
-        message.tool_call_id = fields.text(f"{name}.tool_call_id", given["tool_call_id"], MAX_NAME_BYTES)
+    if role == "tool":
+        message.tool_call_id = fields.text(f"{name}.tool_call_id", given.get("tool_call_id"), MAX_NAME_BYTES)
+    elif given.get("tool_call_id") is not None:
+        raise fields.invalid(f"{name}.tool_call_id", "absent but in a message of a tool")
     if given.get("name") is not None:
         message.name = fields.text(f"{name}.name", given["name"], MAX_NAME_BYTES, empty=False)
     return message

@@ -1,8 +1,8 @@
 """What a model's text is made of beside plain content: reasoning, and calls of tools.
 
 Pure. Owns the forms in which families of models write them, a table each, and reading them as the text comes. Knows no
-JSON of a reply. Invariant: the parts depend on the text, not on where it was cut into deltas; text that looks like a call
-and is none is content, in full.
+JSON of a reply. Invariant: the parts depend on the text, not on where it was cut into deltas; text that looks like a
+call and is none is content, in full.
 """
 
 import json
@@ -45,10 +45,12 @@ Part = Content | Reasoning | CallBegin | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How calls are written. begin, end: around each, or before all of them. bare: an answer that begins with a brace is
-    calls. control: `begin` is a control token, to be seen only where these are kept. call: one call, up to and from the
-    arguments' JSON, with %s for the name's. opens, separates, closes: around the calls of an answer that is nothing but
-    calls."""
+    """How calls are written.
+
+    begin, end: around each, or before all of them. bare: an answer that begins with a brace is calls. control: `begin`
+    is a control token, to be seen only where these are kept. call: one call, up to and from the arguments' JSON, with
+    %s for the name's. opens, separates, closes: around the calls of an answer that is nothing but calls.
+    """
 
     begin: str
     end: str = ""
@@ -212,7 +214,10 @@ class _ReasoningReader:
 
 
 class _ToolReader:
-    """Content until a call begins; calls; content again behind them. `_raw` is what would be content if no call came."""
+    """Content until a call begins; calls; content again behind them.
+
+    `_raw` is what would be content if no call came.
+    """
 
     def __init__(self, form: ToolFormat, forced: bool, draw_id: Callable[[], str]) -> None:
         self._form = form
@@ -228,10 +233,10 @@ class _ToolReader:
         self._held += text
         parts: list[Part] = []
         while self._held:
-            before = self._held
-            parts += self._advance()
-            if self._held == before:
+            found = self._advance()
+            if found is None:
                 break
+            parts += found
         return parts
 
     def finish(self) -> list[Part]:
@@ -240,22 +245,24 @@ class _ToolReader:
             return []  # cut off in the middle of its arguments
         text = self._raw + self._held
         self._raw = self._held = ""
-        if self.calls and not text.strip():
+        between = " \t\r\n[],;" if self._in_calls else None  # None: white space
+        if self.calls and not text.strip(between):
             return []
         return [Content(text)] if text else []
 
-    def _advance(self) -> list[Part]:
+    def _advance(self) -> list[Part] | None:
+        """None: more text is needed to go on."""
         if self._scanner is not None:
             return self._scan(self._scanner)
         return self._between() if self._in_calls else self._look()
 
-    def _look(self) -> list[Part]:
+    def _look(self) -> list[Part] | None:
         """For the beginning of calls."""
         form = self._form
         if self._at_start and form.bare:
             seen = self._held.lstrip()
             if not seen:
-                return []
+                return None
             if seen.startswith("{"):
                 self._at_start, self._in_calls = False, True
                 return []
@@ -272,9 +279,9 @@ class _ToolReader:
                 keep = len(self._held)
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         self._at_start = self._at_start and not ready.strip()
-        return [Content(ready)] if ready else []
+        return [Content(ready)] if ready else None
 
-    def _between(self) -> list[Part]:
+    def _between(self) -> list[Part] | None:
         """In calls, outside of each."""
         first = self._held[0]
         if first == "{":
@@ -291,7 +298,7 @@ class _ToolReader:
             self._raw = ""
             return []
         if end and end.startswith(self._held):
-            return []
+            return None
         if not self.calls or self._raw.startswith(self._form.begin):
             return self._give_up("")
         self._in_calls, self._raw = False, ""

@@ -1,7 +1,7 @@
 """OpenAI's `tools`, `tool_choice` and `parallel_tool_calls` to what the engine is asked and how its answer is read.
 
-Pure. Owns these parameters' shapes. Invariant: where the caller demands a call, a grammar holds, so that the arguments are
-of the tool's schema; a model whose form of calls is not known is not asked for any.
+Pure. Owns these parameters' shapes. Invariant: where the caller demands a call, a grammar holds, so that the arguments
+are of the tool's schema; a model whose form of calls is not known is not asked for any.
 """
 
 import json

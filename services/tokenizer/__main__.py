@@ -23,8 +23,8 @@ from services.tokenizer.loading import load_text
 from services.tokenizer.prompts import PromptLimits, Prompts
 from services.tokenizer.report import EdgeReport, SchedulerGauges
 from services.tokenizer.schedulers import Schedulers
-from services.tokenizer.speech_format import reasoning_format, tool_format
 from services.tokenizer.service import TokenizerServicer
+from services.tokenizer.speech_format import reasoning_format, tool_format
 from services.trust import open_trust
 from tercet.v1 import tokenizer_pb2_grpc
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from executor.grammar.engine import GrammarVocabulary
-from executor.step import Grammar
+from executor.step import Grammar, GrammarKind
 from services.errors import InvalidArgument, ResourceExhausted, Unimplemented
 from services.grammar_wire import grammar_to_proto, sampling_grammar
 from services.tokenizer import grammar_worker
@@ -158,7 +158,7 @@ class GrammarCheck:
             self._kept_bytes -= _size(*self._kept.popitem(last=False))
 
 
-SMALLEST: Final = Grammar(grammar_worker.GrammarKind.CHOICE, "a")
+SMALLEST: Final = Grammar(GrammarKind.CHOICE, "a")
 
 
 def _size(grammar: Grammar, verdict: _Verdict) -> int:
