@@ -24,7 +24,7 @@ FROM build AS build-edge
 COPY executor executor
 COPY kernels kernels
 COPY services services
-RUN pip install -c constraints.txt ./clients/python .
+RUN pip install -c constraints.txt ./clients/python '.[vllm-grpc]'
 
 
 FROM build AS build-executor

@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 APT_DOWNLOAD := apt-get -o APT::Sandbox::User=root download prometheus
 PROTOS := $(sort $(wildcard protos/tercet/v1/*.proto))
 
-.PHONY: demo test test-all lint format protos bench clean
+.PHONY: demo test test-all lint format protos bench clients-openai clients-smg clients-aiperf clients-guidellm clean
 
 .venv/installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -69,6 +69,35 @@ protos: .venv/installed
 bench: .venv/installed
 	$(BIN)/tercet pull smollm2-135m
 	$(BIN)/tercet bench
+
+# Other people's clients against the chain; docs/clients.md keeps what they say. The load tools are large, so each has an
+# environment of its own, and nothing else needs them.
+clients-openai: .venv/installed
+	$(BIN)/tercet pull smollm2-135m
+	$(BIN)/python benchmarks/clients.py openai
+
+clients-smg: .venv/installed .venv-tools/installed
+	$(BIN)/tercet pull smollm2-135m
+	$(BIN)/python benchmarks/clients.py smg --program "$(CURDIR)/.venv-tools/bin/smg"
+
+clients-aiperf: .venv/installed .venv-aiperf/installed
+	$(BIN)/tercet pull smollm2-135m
+	$(BIN)/python benchmarks/clients.py aiperf --program "$(CURDIR)/.venv-aiperf/bin/aiperf"
+
+clients-guidellm: .venv/installed .venv-guidellm/installed
+	$(BIN)/tercet pull smollm2-135m
+	$(BIN)/python benchmarks/clients.py guidellm --program "$(CURDIR)/.venv-guidellm/bin/guidellm"
+
+.venv-aiperf/installed:
+	$(PYTHON) -m venv .venv-aiperf
+	.venv-aiperf/bin/python -m pip install --quiet --disable-pip-version-check aiperf==0.13.0
+	touch $@
+
+.venv-guidellm/installed:
+	$(PYTHON) -m venv .venv-guidellm
+	$(if $(TORCH_INDEX),.venv-guidellm/bin/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) torch==2.13.0)
+	.venv-guidellm/bin/python -m pip install --quiet --disable-pip-version-check guidellm==0.8.1
+	touch $@
 
 clean:
 	rm -rf .venv .venv-* clients/node/node_modules clients/node/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

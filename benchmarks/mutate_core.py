@@ -99,6 +99,7 @@ FAULTS: Final = (
         "return (length if length < limit else limit - 1) - placement.computed",
         "return length - placement.computed",
     ),
+    Fault("prompt-charged-for-each-answer", "core/gate.py", "(one.prompt_len if place else 0)", "0"),
     Fault("pending-not-counted", "core/core.py", "drawn_in_flight = sequence.placement.pending", "drawn_in_flight = 0"),
     Fault(
         "queue-tokens-leak",
@@ -156,6 +157,10 @@ FAULTS: Final = (
     ),
     Fault("nobody-gives-way", "core/claims.py", "if counter > most:", "if False:"),
     Fault("equals-change-places", "core/claims.py", "max(1, self._moment.lane.slots // LAG)", "0"),
+    Fault(
+        "prompts-take-turns", "core/claims.py", "+ self._prompt(head, cached) + self._lag(head)", "+ self._lag(head)"
+    ),
+    Fault("recomputing-is-free", "core/claims.py", "counter -= self._lost(sequence)", "pass"),
     Fault("deposits-are-kept", "core/policies/queue.py", "sequence.deposit = 0", "pass"),
     Fault("deposits-are-whole", "core/policies/fair.py", ", self._weighed(tenant, 0, soon))", ", 1 << 200)"),
     # The cache.

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from executor.batch import build_batch
+from executor.batch import Batch, build_batch
 from executor.cache import KvPool, MemoryPlan
 from executor.grammar.grammars import Grammars
 from executor.grammar.masks import Masks
 from executor.models.model import Model
+from executor.prompt_scores import Chunk, carried, score
 from executor.sampling import Draw, sample
-from executor.slots import Slots, StepError
+from executor.slots import Slot, Slots, StepError
 from executor.step import (
     Capacity,
     NewSequence,
@@ -29,6 +30,7 @@ from executor.step import (
     Step,
     StepResult,
     StepTimings,
+    TokenLogprobs,
 )
 from kernels.ops import Ops
 
@@ -77,7 +79,7 @@ class Runner:
             prepared = time.perf_counter_ns()
             hidden = self._model.forward(batch, self.pool)
             computed = time.perf_counter_ns()
-            results = self._sample(step, hidden[batch.sample_rows], finish_masks())
+            results = self._results(step, hidden, batch, finish_masks())
             ended = time.perf_counter_ns()
         timings = StepTimings(prepare_ns=prepared - started, forward_ns=computed - prepared, sample_ns=ended - computed)
         return StepResult(step.step_id, results, timings)
@@ -147,20 +149,36 @@ class Runner:
             index: problem for index, problem in zip(wanted, filled.result(), strict=True) if problem is not None
         }
 
-    def _sample(self, step: Step, hidden: Tensor, dead_ends: Mapping[int, str]) -> tuple[SliceResult, ...]:
-        """hidden: of the slices that sample, in their order."""
-        sampling = [part.slot for part in step.slices if part.samples]
-        slots = [self._slots[index] for index in sampling]
-        drawn_rows = sample(self._model, self._ops, hidden, [slot.sequence for slot in slots])
+    def _results(
+        self, step: Step, hidden: Tensor, batch: Batch, dead_ends: Mapping[int, str]
+    ) -> tuple[SliceResult, ...]:
+        """hidden: of all rows of the step. dead_ends: slots whose grammar allows nothing, with the reason."""
+        sampled = [self._slots[part.slot].sequence for part in step.slices if part.samples]
+        draws = iter(sample(self._model, self._ops, hidden[batch.sample_rows], sampled))
         results = []
-        for index, slot, drawn in zip(sampling, slots, drawn_rows, strict=True):
-            draw = Draw(error=slot.error) if slot.error is not None else drawn
-            if index in dead_ends:
-                text = f"the grammar allows nothing at position {slot.sequence.position}: {dead_ends[index]}"
-                draw = Draw(error=RowError(RowErrorCode.GRAMMAR_DEAD_END, text))
-            slot.drawn, slot.error = draw.token_id, draw.error
-            results.append(_result(index, draw))
+        for part, row in zip(step.slices, batch.rows.query_start.tolist(), strict=False):  # the last one is the end
+            slot = self._slots[part.slot]
+            scores = self._score_prompt(part, slot, hidden[row : row + part.count])
+            if part.samples:
+                draw = _outcome(slot, next(draws), dead_ends.get(part.slot))
+                slot.drawn, slot.error = draw.token_id, draw.error
+                results.append(_result(part.slot, draw, scores or ()))
+            elif scores is not None:
+                results.append(SliceResult(part.slot, (), error=slot.error, prompt_logprobs=scores))
         return tuple(results)
+
+    def _score_prompt(self, part: Slice, slot: Slot, hidden: Tensor) -> tuple[TokenLogprobs, ...] | None:
+        """None where the slice gives none. hidden: its rows. A failure is the slot's."""
+        top = slot.scores
+        if top is None or part.start >= slot.prompt_len:
+            return None
+        chunk = Chunk(part.start, hidden, slot.carried, slot.tokens, slot.prompt_len)
+        scores = score(self._model, self._ops, chunk, top, self.capacity.max_sequences)
+        slot.carried = carried(chunk)
+        if isinstance(scores, RowError):
+            slot.error = scores
+            return ()
+        return scores
 
     def _score_rows(self, hidden: Tensor, targets: Tensor) -> list[float]:
         scores: list[float] = []
@@ -176,7 +194,18 @@ class Runner:
             raise RuntimeError(f"{action} needs an idle executor; {self._slots.live} sequences are live")
 
 
-def _result(slot: int, draw: Draw) -> SliceResult:
+def _outcome(slot: Slot, drawn: Draw, dead_end: str | None) -> Draw:
+    """An earlier error stands; after it a grammar without a way on. dead_end: why it has none."""
+    if slot.error is not None:
+        return Draw(error=slot.error)
+    if dead_end is None:
+        return drawn
+    text = f"the grammar allows nothing at position {slot.sequence.position}: {dead_end}"
+    return Draw(error=RowError(RowErrorCode.GRAMMAR_DEAD_END, text))
+
+
+def _result(slot: int, draw: Draw, scores: tuple[TokenLogprobs, ...]) -> SliceResult:
     if draw.token_id is None:
         return SliceResult(slot, (), error=draw.error)
-    return SliceResult(slot, (draw.token_id,), () if draw.logprobs is None else (draw.logprobs,))
+    logprobs = () if draw.logprobs is None else (draw.logprobs,)
+    return SliceResult(slot, (draw.token_id,), logprobs, prompt_logprobs=scores)

@@ -1,6 +1,6 @@
 """What each sequence on the executor is: its tokens, its block table, its sampling parameters.
 
-Owns: the check of a step against this state, and its advance. Must not know: tensors, models, the wire.
+Owns: the check of a step against this state, and its advance. Must not know: models, the wire.
 Invariant: a step is checked whole before any of it changes a slot; a step that raises has changed nothing.
 
 Of a slot with `computed` positions in the cache:
@@ -12,6 +12,8 @@ Of a slot with `computed` positions in the cache:
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from executor.batch import SequenceRows
 from executor.grammar.grammars import Grammars
@@ -31,6 +33,8 @@ class Slot:
     drawn: int | None = None
     error: RowError | None = None  # of the last draw: a step sent before that was known fails in this row again
     matching: Matching | None = None  # its place in its grammar
+    scores: int | None = None  # prompt logprobs are to be given, with so many of the likeliest
+    carried: Tensor | None = None  # hidden row of the last position, where the prompt's next token is to be scored
 
     @property
     def tokens(self) -> "array[int]":
@@ -168,6 +172,8 @@ class Slots:
                 f"{self._capacity.block_size}"
             )
         self._check_vocabulary(index, new.cached_token_ids)
+        if new.cached_token_ids and sampling.prompt_logprobs is not None:
+            raise StepError(f"slot {index}: prompt_logprobs need a start at 0, not at {len(new.cached_token_ids)}")
         if new.prompt_len < 1:
             raise StepError(f"slot {index}: prompt_len must be at least 1, got {new.prompt_len}")
         named = [("stop_token_ids", token) for token in sampling.stop_token_ids]
@@ -185,7 +191,7 @@ class Slots:
 def _started(new: NewSequence, matching: Matching | None = None) -> Slot:
     mask = None if matching is None else matching.mask
     sequence = SampledSequence(new.sampling, array("i", new.cached_token_ids), new.prompt_len, mask)
-    return Slot(sequence, array("i"), matching=matching)
+    return Slot(sequence, array("i"), matching=matching, scores=new.sampling.prompt_logprobs)
 
 
 def sampling_problem(sampling: SamplingParams) -> str | None:
@@ -203,6 +209,7 @@ def sampling_problem(sampling: SamplingParams) -> str | None:
         ("seed", 0 <= sampling.seed < 1 << 64, "an unsigned number of 64 bits"),
         ("choice", 0 <= sampling.choice < 1 << 32, "an unsigned number of 32 bits"),
         ("logprobs", sampling.logprobs is None or sampling.logprobs >= 0, "at least 0"),
+        ("prompt_logprobs", sampling.prompt_logprobs is None or sampling.prompt_logprobs >= 0, "at least 0"),
     )
     for name, holds, range_text in ranges:
         if not holds:

@@ -54,6 +54,7 @@ class SamplingParams:
     seed: int = 0  # unsigned 64 bits
     choice: int = 0  # which of the n answers to one prompt
     logprobs: int | None = None  # None: none. k >= 0: of the drawn token and of the k likeliest, raw distribution
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens from the second on; needs a start at 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ class Slice:
     new_block_ids: tuple[int, ...]  # appended to the slot's block table before the step
     samples: bool  # draw the token at position start + count
     new: NewSequence | None = None
+
+    def scores(self, sampling: SamplingParams, prompt_len: int) -> bool:
+        """Whether the result holds prompt logprobs, of a sequence with these: it begins inside the prompt."""
+        return sampling.prompt_logprobs is not None and self.start < prompt_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +117,15 @@ class RowError:
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """For each slice that samples, in the order of the slices. Exactly one of tokens and error."""
+    """For each slice that samples or gives prompt logprobs, in the order of the slices. One that samples has exactly
+    one of tokens and error."""
 
     slot: int
     token_ids: tuple[int, ...]  # one, until drafts exist
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where asked for
     error: RowError | None = None
+    # Of the prompt's tokens in this slice, given all before them; the prompt's first has none.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,6 +263,10 @@ class TokenizerConfig(Settings):
     model: str = setting(MODEL, "catalogue name or path of a GGUF file", minimum=1, shared=True)
     http: str | None = setting(None, "HTTP address of the OpenAI gateway; none serves none", check=parse_address)
     http_limits: HttpLimits = dataclasses.field(default_factory=HttpLimits)
+    vllm_grpc_port: int | None = setting(
+        None, "port on which vllm.grpc.engine.VllmEngine is served as well; none serves none", minimum=0, maximum=65535
+    )
+    vllm_grpc_host: str = setting("127.0.0.1", "host name or address of that port", minimum=1)
     max_prompt_bytes: int = setting(8 << 20, "largest prompt text", unit="bytes", minimum=1, maximum=64 << 20)
     resume_grace_s: float = setting(
         60.0, "how long an answer that has begun waits for a lost scheduler", unit="s", minimum=0, maximum=3600

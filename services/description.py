@@ -36,7 +36,10 @@ class ExecutorDescription:
     backend: str
     instance_id: str
     config_hash: str
-    capabilities: tuple[int, ...] = (executor_pb2.EXECUTOR_CAPABILITY_LOGPROBS,)
+    capabilities: tuple[int, ...] = (
+        executor_pb2.EXECUTOR_CAPABILITY_LOGPROBS,
+        executor_pb2.EXECUTOR_CAPABILITY_PROMPT_LOGPROBS,
+    )
     weight_bytes: int = 0
     kv_bytes: int = 0
     schema_revision: int = common_pb2.SCHEMA_REVISION_ONE

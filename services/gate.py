@@ -37,6 +37,9 @@ LEAST_ROLE: Final[Mapping[str, Role]] = {
     "tercet.v1.SchedulerService/Describe": Role.USER,
     "tercet.v1.SchedulerService/": Role.OPERATOR,
     "tercet.v1.ExecutorService/": Role.SERVICE,
+    "vllm.grpc.engine.VllmEngine/": Role.USER,
+    "vllm.grpc.engine.VllmEngine/GetLoads": Role.OPERATOR,
+    "vllm.grpc.engine.VllmEngine/SubscribeKvEvents": Role.OPERATOR,  # it tells tokens of everybody's prompts
 }
 
 log = logging.getLogger(__name__)

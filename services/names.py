@@ -78,6 +78,7 @@ GEN_AI_LATENCY_INFERENCE: Final = "gen_ai.latency.time_in_model_inference"
 
 # Ours
 REQUEST_ID: Final = "tercet.request.id"
+ORIGINAL_REQUEST_ID: Final = "tercet.request.original_id"  # where ours had to be made of it
 TENANT: Final = "tercet.tenant"
 PRIORITY: Final = "tercet.priority"
 OUTCOME: Final = "outcome"
@@ -88,6 +89,7 @@ SAMPLED_TOKENS: Final = "tercet.sampled_tokens"
 DISCARDED_TOKENS: Final = "tercet.discarded_tokens"
 CACHED_TOKENS: Final = "tercet.cached_tokens"
 CHUNKS: Final = "tercet.chunks"
+ANSWER_INDEX: Final = "tercet.answer.index"
 PREEMPTIONS: Final = "tercet.preemptions"
 ATTEMPT: Final = "tercet.attempt"
 QUEUE_POSITION: Final = "tercet.queue.position"

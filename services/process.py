@@ -12,7 +12,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -167,28 +167,42 @@ async def serving(
     options = ServerOptions(max_connection_age_s=net.max_connection_age_s, slow_reader_s=slow_reader_s)
     if client_ttl_s is not None:
         options = replace(options, ping_s=PING_SHARE * client_ttl_s, ping_timeout_s=(1 - PING_SHARE) * client_ttl_s)
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(
+            door(process, net.listen, add, process.readiness.services, options, trust)
+        )
+        await stack.enter_async_context(trust.kept_fresh())
+        if net.metrics_listen is not None:
+            tls = None if trust.certificates is None else trust.certificates.context()
+            metrics = MetricsServer(net.metrics_listen, process.metrics.registry, process.readiness, tls)
+            await stack.enter_async_context(metrics)
+            log.info("metrics", extra={"address": metrics.address})
+        yield address
+
+
+@asynccontextmanager
+async def door(
+    process: Process,
+    listen: str,
+    add: Callable[[grpc.aio.Server], object],
+    services: Iterable[str],
+    options: ServerOptions,
+    trust: Trust,
+) -> AsyncIterator[str]:
+    """One gRPC server of the process, with health and reflection; yields where it listens. services: what reflection
+    names besides."""
     server = make_server(
-        process.telemetry.tracer,
-        observer=process.metrics.observe_call,
-        options=options,
-        gate=trust.gate,
+        process.telemetry.tracer, observer=process.metrics.observe_call, options=options, gate=trust.gate
     )
     add(server)
     add_health(server, process.readiness)
-    names = (*process.readiness.services, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+    names = (*services, "grpc.health.v1.Health", reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-    address = bind(server, net.listen, trust.server)
+    address = bind(server, listen, trust.server)
     await server.start()
     log.info("listening", extra={"address": address})
     try:
-        async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(trust.kept_fresh())
-            if net.metrics_listen is not None:
-                tls = None if trust.certificates is None else trust.certificates.context()
-                metrics = MetricsServer(net.metrics_listen, process.metrics.registry, process.readiness, tls)
-                await stack.enter_async_context(metrics)
-                log.info("metrics", extra={"address": metrics.address})
-            yield address
+        yield address
     finally:
         await server.stop(STOP_GRACE_S)
 

@@ -40,7 +40,8 @@ class ServerOptions:
     such a connection may go on; None means to their end. max_concurrent_rpcs: beyond it RESOURCE_EXHAUSTED.
     ping_s, ping_timeout_s: a client that was silent for the one and then for the other is gone, and so are its
     calls. These pings go from server to client, so they leave alone what the server allows its clients to send.
-    slow_reader_s: how long a client may leave one message of a stream unread before the stream ends; None: for ever."""
+    slow_reader_s: how long a client may leave one message of a stream unread before the stream ends; None: for ever.
+    any_pings: clients may ping as often as they like. Some measure their bandwidth by pings, and can't be told."""
 
     max_message_bytes: int = MESSAGE_LIMIT
     max_connection_age_s: float | None = None
@@ -49,6 +50,7 @@ class ServerOptions:
     ping_s: float = CLIENT_PING_S
     ping_timeout_s: float = PING_TIMEOUT_S
     slow_reader_s: float | None = None
+    any_pings: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ def _server_options(options: ServerOptions) -> Options:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", SERVER_MIN_PING_S * 1000),
     ]
+    if options.any_pings:
+        chosen.append(("grpc.http2.max_ping_strikes", 0))
     if options.max_connection_age_s is not None:
         chosen.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
     if options.max_connection_age_grace_s is not None:

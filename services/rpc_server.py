@@ -42,7 +42,7 @@ SERVER_FAULTS: Final = frozenset(
 )
 
 # Polled, or open for the life of a lease: a trace of its own says nothing of any request. Traced as part of another.
-HOUSEKEEPING: Final = ("/Describe", "ExecutorService/Run")
+HOUSEKEEPING: Final = ("/Describe", "ExecutorService/Run", "VllmEngine/HealthCheck", "/GetLoads", "/SubscribeKvEvents")
 NO_TRACER: Final = NoOpTracer()
 
 # A status waits behind what the client has not read; after this it is left to the transport.

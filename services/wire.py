@@ -21,7 +21,14 @@ from executor.step import (
     TokenLogprobs,
 )
 from services.errors import InvalidArgument, ServiceError, Unimplemented
-from services.wire_sampling import FLOATS, MAX_STOP_TOKEN_IDS, has, sampling_from_proto, sampling_to_proto
+from services.wire_sampling import (
+    FLOATS,
+    MAX_STOP_TOKEN_IDS,
+    answers_from_proto,
+    has,
+    sampling_from_proto,
+    sampling_to_proto,
+)
 from tercet.v1 import common_pb2, executor_pb2
 
 # What a sequence's first slice must spell out, so that no two builds can disagree about a default.
@@ -141,6 +148,8 @@ def _new_sequence_from_proto(message: executor_pb2.NewSequence, field: str) -> N
     for name in _SPELLED_OUT:
         if not has(message.sampling, name):
             raise InvalidArgument(f"{field}.sampling.{name} is missing", field=f"{field}.sampling.{name}")
+    if answers_from_proto(message.sampling, f"{field}.sampling") > 1:
+        raise InvalidArgument(f"{field}.sampling.n: a slot holds one answer", field=f"{field}.sampling.n", limit=1)
     return NewSequence(
         sampling=sampling_from_proto(
             message.sampling,
@@ -175,13 +184,14 @@ def result_from_proto(message: executor_pb2.StepResult) -> StepResult:
 
 
 def _slice_result_to_proto(piece: SliceResult) -> executor_pb2.SliceResult:
-    if not piece.logprobs and piece.error is None:  # nearly all are
+    if not piece.logprobs and piece.error is None and not piece.prompt_logprobs:  # nearly all are
         return executor_pb2.SliceResult(slot=piece.slot, token_ids=piece.token_ids)
     return executor_pb2.SliceResult(
         slot=piece.slot,
         token_ids=piece.token_ids,
         logprobs=[logprobs_to_proto(entry) for entry in piece.logprobs],
         error=None if piece.error is None else _row_error_to_proto(piece.error),
+        prompt_logprobs=[logprobs_to_proto(entry) for entry in piece.prompt_logprobs],
     )
 
 
@@ -191,6 +201,7 @@ def _slice_result_from_proto(message: executor_pb2.SliceResult) -> SliceResult:
         token_ids=tuple(message.token_ids),
         logprobs=tuple(logprobs_from_proto(entry) for entry in message.logprobs),
         error=_row_error_from_proto(message.error) if message.HasField("error") else None,
+        prompt_logprobs=tuple(logprobs_from_proto(entry) for entry in message.prompt_logprobs),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from executor.step import SamplingParams
-from services.errors import InvalidArgument, Unimplemented
+from services.errors import InvalidArgument
 from services.grammar_wire import grammar_to_proto, sampling_grammar
 from tercet.v1 import common_pb2
 
@@ -58,6 +58,7 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
         min_p=params.min_p,
         seed=params.seed,
         logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
@@ -71,11 +72,10 @@ def sampling_from_proto(
 ) -> SamplingParams:
     """How to draw, absent fields at the contract's defaults.
 
-    The scheduler's own fields (`max_tokens`, `ignore_eos`, whether `seed` is there) are read from the message by
+    The scheduler's own fields (`n`, `max_tokens`, `ignore_eos`, whether `seed` is there) are read from the message by
     whoever owns them; an absent seed gives 0 here. vocab_size: bound of the token ids; None: not known yet.
-    Raises InvalidArgument with `field`.name and the limit; Unimplemented for `prompt_logprobs`, `n` > 1.
+    Raises InvalidArgument with `field`.name and the limit.
     """
-    _refuse_unserved_sampling(message, field)
     value = {row.name: _float(message, row, field) for row in FLOATS}
     _at_most(f"{field}.logit_bias", len(message.logit_bias), MAX_LOGIT_BIAS, ": the number of entries")
     _at_most(f"{field}.stop_token_ids", len(message.stop_token_ids), max_stop_token_ids, ": the number of entries")
@@ -86,9 +86,6 @@ def sampling_from_proto(
         raise InvalidArgument(f"{field}.logit_bias names a token id twice", field=f"{field}.logit_bias")
     _below_vocabulary(f"{field}.logit_bias.token_id", biased, vocab_size)
     _below_vocabulary(f"{field}.stop_token_ids", message.stop_token_ids, vocab_size)
-    logprobs = message.logprobs if message.HasField("logprobs") else None
-    if logprobs is not None:
-        _at_most(f"{field}.logprobs", logprobs, MAX_LOGPROBS)
     return SamplingParams(
         logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
         repetition_penalty=value["repetition_penalty"],
@@ -103,23 +100,31 @@ def sampling_from_proto(
         min_p=value["min_p"],
         seed=message.seed,
         choice=choice,
-        logprobs=logprobs,
+        logprobs=_logprobs(message, "logprobs", field),
+        prompt_logprobs=_logprobs(message, "prompt_logprobs", field),
     )
 
 
-def _refuse_unserved_sampling(message: common_pb2.SamplingParams, field: str) -> None:
-    if message.HasField("prompt_logprobs"):
-        raise Unimplemented(f"{field}.prompt_logprobs is not served by this build", field=f"{field}.prompt_logprobs")
-    if message.HasField("n"):
-        if not 1 <= message.n <= MAX_N:
-            raise InvalidArgument(f"{field}.n is {message.n}; it must be 1 to {MAX_N}", field=f"{field}.n", limit=MAX_N)
-        if message.n > 1:
-            raise Unimplemented(f"{field}.n is {message.n}; this build serves 1", field=f"{field}.n", limit=1)
+def answers_from_proto(message: common_pb2.SamplingParams, field: str = "sampling") -> int:
+    """n. Raises InvalidArgument."""
+    if not message.HasField("n"):
+        return 1
+    if not 1 <= message.n <= MAX_N:
+        raise InvalidArgument(f"{field}.n is {message.n}; it must be 1 to {MAX_N}", field=f"{field}.n", limit=MAX_N)
+    return message.n
 
 
 def has(message: Message, name: str) -> bool:
     """`HasField` for a name that is known at run time only."""
     return message.HasField(name)
+
+
+def _logprobs(message: common_pb2.SamplingParams, name: str, field: str) -> int | None:
+    if not has(message, name):
+        return None
+    count: int = getattr(message, name)
+    _at_most(f"{field}.{name}", count, MAX_LOGPROBS)
+    return count
 
 
 def _float(message: common_pb2.SamplingParams, row: FloatField, field: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from fake_stack import RunningExecutor, running_executor, until
+from fake_stack import CAPABILITIES, RunningExecutor, running_executor, until
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
 
@@ -30,7 +30,7 @@ from services.scheduler.lease import Lease
 from services.scheduler.report import SchedulerReport
 from services.scheduler.service import SchedulerServicer
 from services.tokenizer.chain import Chain as ChainWatch
-from services.tokenizer.edge import EdgeIdentity, TextEdge
+from services.tokenizer.edge import MAX_REQUESTS, EdgeIdentity, TextEdge
 from services.tokenizer.export import pack, tokenizer_files
 from services.tokenizer.prompts import PromptLimits, Prompts
 from services.tokenizer.report import EdgeReport
@@ -123,9 +123,10 @@ async def chain(
     limits: Limits = Limits(),
     runner: FakeRunner | None = None,
     eos: tuple[int, ...] = (),
+    capabilities: tuple[int, ...] = CAPABILITIES,
 ) -> AsyncIterator[tuple[Chain, RunningExecutor]]:
     """A scheduler with a lease on a fake executor; on leaving, all is drained and no foreign KV entry was read."""
-    async with running_executor(mode, capacity, runner=runner, eos_token_ids=eos) as fake:
+    async with running_executor(mode, capacity, runner=runner, eos_token_ids=eos, capabilities=capabilities) as fake:
         async with scheduler(fake.target, core, config, limits) as running:
             await until(lambda: not running.lease.state.reason, "the lease")
             yield running, fake
@@ -145,6 +146,7 @@ class TextChain:
     watch: ChainWatch
     edge: TextEdge
     registry: CollectorRegistry
+    schedulers: Schedulers
 
 
 @cache
@@ -165,6 +167,8 @@ async def text_chain(
     tokenizer_hash: str | None = None,
     max_prompt_bytes: int = 1 << 20,
     total_blocks: int = 256,
+    max_requests: int = MAX_REQUESTS,
+    core: CoreConfig = CoreConfig(),
 ) -> AsyncIterator[TextChain]:
     """Edge, gateway, scheduler and fake executor over real sockets, with the default model's real tokenizer.
 
@@ -185,7 +189,7 @@ async def text_chain(
                 eos_token_ids=tuple(sorted(model.eos_ids)),
             )
         )
-        behind = await stack.enter_async_context(scheduler(fake.target, tracer=tracer))
+        behind = await stack.enter_async_context(scheduler(fake.target, core, tracer=tracer))
         channel = await stack.enter_async_context(make_channel(behind.target, tracer))
         readiness = Readiness(("tercet.v1.TokenizerService",))
         schedulers = Schedulers([Door(behind.target, channel, channel)], model.hash, readiness)
@@ -199,6 +203,7 @@ async def text_chain(
             EdgeIdentity("smollm2-135m", template is not None, "hash"),
             tracer,
             EdgeReport(TokenizerMetrics.make(registry, "smollm2-135m"), "smollm2-135m", 30.0),
+            max_requests=max_requests,
         )
         server = make_server(tracer)
         archive = cache(lambda: pack(tokenizer_files(model, template, None)))
@@ -213,6 +218,8 @@ async def text_chain(
         stack.push_async_callback(http.close, 0)
         await until(lambda: not behind.lease.state.reason, "the lease")
         watch.state = await watch.look()
-        yield TextChain(target, f"http://127.0.0.1:{http.port}", model, runner, behind, watch, edge, registry)
+        yield TextChain(
+            target, f"http://127.0.0.1:{http.port}", model, runner, behind, watch, edge, registry, schedulers
+        )
         await behind.drained()
     assert not runner.violations

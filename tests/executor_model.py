@@ -145,6 +145,8 @@ class Executor:
         size = self.spec.block_size
         assert piece.start % size == 0
         assert piece.start < len(user.ids), "nothing is left to draw from"
+        if user.submission.scores_prompt and len(user.ids) == user.submission.prompt_len:
+            assert piece.start == 0, "what is found gives no logprobs"
         assert not piece.start or user.submission.key_block_size == size, "found, and nothing was looked for"
         slot = Slot(user, piece.start, list(piece.new_block_ids[: piece.start // size]))
         for position, token in enumerate(user.ids[: piece.start]):

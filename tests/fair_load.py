@@ -56,6 +56,9 @@ class Served:
             if first > 0 and first - 1 > broken:
                 yield first - 1, index
 
+    def total(self) -> float:
+        return sum(served[-1] for served in self.of.values())
+
     def worst(self) -> float:
         """Over all windows, the most by which one was served less, as a share of what the other was."""
         one, other = self.of.values()

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from opentelemetry.trace import NoOpTracer, Tracer
 
@@ -21,6 +21,7 @@ from tercet.v1 import executor_pb2, executor_pb2_grpc
 
 MODEL_HASH = "f" * 64
 TOKENIZER_HASH = "e" * 64
+CAPABILITIES = (executor_pb2.EXECUTOR_CAPABILITY_LOGPROBS, executor_pb2.EXECUTOR_CAPABILITY_PROMPT_LOGPROBS)
 
 
 @dataclass
@@ -45,13 +46,13 @@ def fake_description(
     eos_token_ids: tuple[int, ...] = (2,),
     instance_id: str = "fake-instance",
     grammars: bool = False,
+    capabilities: tuple[int, ...] = CAPABILITIES,
 ) -> ExecutorDescription:
     model = ModelIdentity(
         "fake", model_hash, tokenizer_hash, capacity.max_model_len, capacity.vocab_size, eos_token_ids
     )
-    described = ExecutorDescription(model, capacity, numerics, "fake", instance_id, "config-hash")
     more = (executor_pb2.EXECUTOR_CAPABILITY_GRAMMAR,) if grammars else ()
-    return replace(described, capabilities=described.capabilities + more)
+    return ExecutorDescription(model, capacity, numerics, "fake", instance_id, "config-hash", capabilities + more)
 
 
 @asynccontextmanager
@@ -71,6 +72,7 @@ async def running_executor(
     listen: str = "127.0.0.1:0",
     opened: bool = True,
     grammars: GrammarSource | None = None,
+    capabilities: tuple[int, ...] = CAPABILITIES,
 ) -> AsyncIterator[RunningExecutor]:
     """A real executor server over a FakeRunner (`runner`, or one of `mode` and `capacity`).
 
@@ -88,6 +90,7 @@ async def running_executor(
         eos_token_ids=eos_token_ids,
         instance_id=instance_id,
         grammars=grammars is not None,
+        capabilities=capabilities,
     )
     worker = Worker(hang_floor_ns=hang_floor_ns)
     await worker.start(lambda: Held(fake, BadStep, description.model, "fake", grammars=grammars))

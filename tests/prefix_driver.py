@@ -15,12 +15,11 @@ from executor.step import Capacity, SamplingParams, Step, StepResult
 from services.callers import Caller
 from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits, Usage
 from services.scheduler.core.core import SchedulerCore
-from services.scheduler.endings import Completed
 from services.scheduler.engine import Engine, EngineConfig
-from services.scheduler.intake import Admission, CacheUse, ServedModel
+from services.scheduler.intake import Admission, Begun, CacheUse, ServedModel
 from services.scheduler.live import LiveRequest
 from services.scheduler.observer import Silent
-from services.scheduler.outbox import Drawn
+from services.scheduler.outbox import Drawn, Ended
 from services.scheduler.prefixes import PrefixConfig
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -88,7 +87,7 @@ class Driver:
     ) -> LiveRequest:
         caller = Caller(tenant, f"r{len(self.requests)}", 1, priority)
         admission = Admission(
-            caller, tuple(prompt), sampling, max_tokens, Limits(), Limits(), tuple(output), cache=cache
+            caller, tuple(prompt), sampling, max_tokens, Limits(), Limits(), (Begun(tuple(output)),), cache=cache
         )
         live = self.engine.submit(admission, INVALID_SPAN, Context())
         self.requests.append(live)
@@ -141,12 +140,12 @@ class Driver:
 
 
 def output_of(live: LiveRequest) -> list[int]:
-    return live.ids[len(live.admission.prompt_ids) :]
+    return live.answers[0].ids[len(live.admission.prompt_ids) :]
 
 
 def usage_of(live: LiveRequest) -> Usage:
     """Of a request that ended well."""
     while isinstance(event := live.outbox.take(), Drawn):
         pass
-    assert isinstance(event, Completed), event
-    return event.finished.usage
+    assert isinstance(event, Ended), event
+    return event.completed.finished.usage

@@ -22,6 +22,7 @@ from services.scheduler.core.calls import (
     Preempted,
     Reason,
     SequenceOutcome,
+    Sibling,
     StepOutcome,
     Submission,
     Tokens,
@@ -77,28 +78,49 @@ class World:
         self.take(self.core.lose(lane, self.now))
 
     def submit(
-        self, submission: Submission, cost: CostEstimate | None = None, ids: Sequence[int] | None = None
+        self,
+        submission: Submission,
+        cost: CostEstimate | None = None,
+        ids: Sequence[int] | None = None,
+        others: Sequence[tuple[str, int]] = (),
     ) -> None:
-        """ids: of what is known; with them it takes part in the cache of lanes with blocks like the last one's."""
+        """ids: of what is known; with them it takes part in the cache of lanes with blocks like the last one's.
+        others: keys of further answers, and how many ids behind the prompt are known of each."""
         if ids is None:
             ids = [len(self.users) % 97] * (submission.prompt_len + submission.output_len)
         else:
             size = next(reversed(self.executors.values())).spec.block_size if self.executors else 0
             submission = replace(submission, key_block_size=size)
-        user = User(submission, list(ids), self.now)
-        user.submission = submission = replace(submission, block_keys=user.new_keys())
-        accepted = self.core.submit(submission, self.now, cost)
-        if Rung.MAX_TOKENS in accepted.degraded:
-            submission = replace(submission, max_tokens=accepted.max_tokens or self.config.ladder.max_tokens)
-        if submission.key in self.users:
-            self.past.append(self.users[submission.key])
-        begun = submission.output_len > 0
-        user.submission = submission
-        user.admitted, user.last_token_at = begun, self.now if begun else None
-        self.users[submission.key] = user
+        answers = (
+            submission,
+            *(
+                replace(submission, key=key, output_len=count, size_bytes=0, scores_prompt=False)
+                for key, count in others
+            ),
+        )
+        users = [User(one, list(ids[: one.prompt_len + one.output_len]), self.now) for one in answers]
+        for user in users:
+            user.submission = replace(user.submission, block_keys=user.new_keys())
+        first, *rest = (user.submission for user in users)
+        asked = replace(first, others=tuple(Sibling(one.key, one.output_len, one.block_keys) for one in rest))
+        accepted = self.core.submit(asked, self.now, cost)
+        assert accepted.answers == (1 if Rung.SINGLE_ANSWER in accepted.degraded else len(users))
+        for user in users[: accepted.answers]:
+            one = user.submission
+            if Rung.MAX_TOKENS in accepted.degraded:
+                one = replace(one, max_tokens=accepted.max_tokens or self.config.ladder.max_tokens)
+            if one.key in self.users:
+                self.past.append(self.users[one.key])
+            begun = one.output_len > 0
+            user.submission = one
+            user.admitted, user.last_token_at = begun, self.now if begun else None
+            self.users[one.key] = user
 
     def cancel(self, key: str) -> list[Emission]:
         return self.take(self.core.cancel(key, self.now))
+
+    def fail(self, key: str) -> list[Emission]:
+        return self.take(self.core.fail(key, self.now))
 
     def stop(self, key: str, kept: int) -> list[Emission]:
         return self.take(self.core.stop(key, kept, self.now))

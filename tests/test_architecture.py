@@ -32,7 +32,7 @@ def test_package_files_are_empty() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("services.tokenizer.__main__", ("torch", "transformers")),
+        ("services.tokenizer.__main__", ("torch", "transformers", "smg_grpc_proto")),
         ("services.scheduler.__main__", ("torch", "transformers", "tokenizers")),
         ("services.gateway.__main__", ("torch", "transformers")),
         ("services.cli", ("torch", "grpc", "tokenizers")),

@@ -4,7 +4,7 @@ Owns: how a step is cut into items, and the checks right before a launch. Must n
 Invariant: an item is a tile of rows with one split of its keys, or with all of them; which of the two never shows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -207,5 +207,5 @@ def _tiles(rows: PagedRows, tokens: int) -> Iterator[_Tile]:
             yield _Tile(sequence, first + taken, min(tokens, count - taken), length - count + taken)
 
 
-def _on(target: Target, rows: list[tuple[int, ...]], width: int) -> Tensor:
+def _on(target: Target, rows: Sequence[tuple[int, ...]], width: int) -> Tensor:
     return torch.from_numpy(np.array(rows, dtype=np.int32).reshape(-1, width)).to(target.device)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kernels import sampling
 from kernels.checks import check_linear, check_paged_rows
-from kernels.gpu import attention
+from kernels.gpu import attention, by_rows
 from kernels.gpu.device.rope import cache_write_kernel, rope_cache_kernel
-from kernels.gpu.device.rows import embedding_kernel, rms_norm_kernel, silu_mul_kernel
+from kernels.gpu.device.rows import embedding_kernel
 from kernels.gpu.launch import Launch
 from kernels.gpu.pack import GpuMatrix, StackedMatrix, pack
 from kernels.gpu.pages import PAGE_FORMATS, PageFormat
@@ -37,8 +37,6 @@ from kernels.ops import (
     require,
 )
 from kernels.sampling import Drawn, Greedy, SampledSequence
-
-_BLOCK_COLS = 1024
 
 
 class GpuOps(Ops):
@@ -94,7 +92,7 @@ class GpuOps(Ops):
         self.target.launch(
             Launch(
                 embedding_kernel,
-                (ids.shape[0], -(-weight.cols // _BLOCK_COLS)),
+                (ids.shape[0], -(-weight.cols // by_rows.BLOCK_COLS)),
                 {
                     "ids": ids.contiguous(),
                     "w": weight.w,
@@ -108,7 +106,7 @@ class GpuOps(Ops):
                     "ZERO": weight.zero,
                     "AFFINE": weight.minimum is not None,
                     "GROUP": weight.group,
-                    "BLOCK": _BLOCK_COLS,
+                    "BLOCK": by_rows.BLOCK_COLS,
                 },
                 warps=4,
                 fused=False,
@@ -156,7 +154,7 @@ class GpuOps(Ops):
                     "BLOCK_SIZE": block_size,
                     "BLOCK_BYTES": self.pages.block_bytes(block_size, heads, head_dim),
                     "KV_KIND": self.pages.kind,
-                    "HALF": _power(head_dim // 2),
+                    "HALF": by_rows.next_power(head_dim // 2),
                     "BLOCK": self.target.lines,
                     "INTERPRET": self.target.interpret,
                 },
@@ -242,56 +240,10 @@ class GpuOps(Ops):
     # -- kernels ------------------------------------------------------------------------------------------------------
 
     def _norm(self, x: Tensor, weight: Tensor, eps: float, out_type: torch.dtype) -> Tensor:
-        x, weight = self._here(x), self._here(weight).contiguous()
-        rows, cols = x.shape
-        require(x.dtype == torch.float32, f"x must be float32, got {x.dtype}")
-        require(weight.shape == (cols,) and weight.dtype == torch.float32, f"weight must be float32 [{cols}]")
-        x = x if x.stride(1) == 1 else x.contiguous()
-        out = torch.empty(rows, cols, dtype=out_type, device=self.target.device)
-        if rows:
-            block = _power(cols)
-            self.target.launch(
-                Launch(
-                    rms_norm_kernel,
-                    (rows,),
-                    {
-                        "x": x,
-                        "weight": weight,
-                        "out": out,
-                        "x_stride": x.stride(0),
-                        "eps": eps,
-                        "COLS": cols,
-                        "BLOCK": block,
-                        "INTERPRET": self.target.interpret,
-                    },
-                    warps=max(1, min(8, block // 512)),
-                )
-            )
-        return out
+        return by_rows.rms_norm(self.target, self._here(x), self._here(weight).contiguous(), eps, out_type)
 
     def _silu_mul(self, gate_up: Tensor, out_type: torch.dtype) -> Tensor:
-        gate_up = self._here(gate_up)
-        rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
-        require(gate_up.dtype == torch.float32, f"gate_up must be float32, got {gate_up.dtype}")
-        gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
-        out = torch.empty(rows, inner, dtype=out_type, device=self.target.device)
-        if rows:
-            self.target.launch(
-                Launch(
-                    silu_mul_kernel,
-                    (rows, -(-inner // _BLOCK_COLS)),
-                    {
-                        "gate_up": gate_up,
-                        "out": out,
-                        "stride": gate_up.stride(0),
-                        "inner": inner,
-                        "BLOCK": _BLOCK_COLS,
-                        "INTERPRET": self.target.interpret,
-                    },
-                    warps=4,
-                )
-            )
-        return out
+        return by_rows.silu_mul(self.target, self._here(gate_up), out_type)
 
     def _linear(
         self, x: Tensor, weight: PackedMatrix, bias: Tensor | None = None, residual: Tensor | None = None
@@ -361,7 +313,7 @@ class GpuOps(Ops):
                     "BLOCK_SIZE": shape.block_size,
                     "BLOCK_BYTES": self.pages.block_bytes(shape.block_size, kv_heads, shape.head_dim),
                     "KV_KIND": self.pages.kind,
-                    "HALF": _power(shape.head_dim // 2),
+                    "HALF": by_rows.next_power(shape.head_dim // 2),
                     "BLOCK": self.target.lines,
                     "INTERPRET": self.target.interpret,
                 },
@@ -409,7 +361,3 @@ class GpuOps(Ops):
 
     def _new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.target.device)
-
-
-def _power(value: int) -> int:
-    return 1 << max(0, value - 1).bit_length()

@@ -6,6 +6,7 @@ Shapes are those of Llama 3.1 8B; tensors lie on torch's device meta, which has 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -66,12 +67,10 @@ def _product_cases(arch: int) -> Iterator[Case]:
         for rows, bound in ((1, "memory"), (64, "memory"), (4096, "products")):
             x = _rows(rows, COLS, torch.bfloat16)
             residual = _rows(rows, COLS, torch.float32)
-            for launch in _recorded(arch, lambda ops, x=x, m=square, r=residual: product(ops.target, x, m, residual=r)):
+            for launch in _recorded(arch, partial(_product, x=x, weight=square, residual=residual)):
                 what = "sum of segments" if "segments" in launch.arguments else f"linear {name}"
                 yield Case(f"{what}, {rows} rows", bound, launch)
-            gated = _recorded(
-                arch, lambda ops, x=x, m=wide: product(ops.target, x, m, gated=True, out_type=torch.bfloat16)
-            )
+            gated = _recorded(arch, partial(_gated, x=x, weight=wide))
             yield Case(f"gated linear {name}, {rows} rows", bound, gated[0])
 
 
@@ -128,19 +127,27 @@ def _row_cases(arch: int) -> Iterator[Case]:
     ids = torch.empty(64, dtype=torch.int64, device=META)
     for kind in ("float", "int8", "int4"):
         table = matrix(kind, VOCAB, COLS)
-        found = _recorded(arch, lambda ops, table=table: ops.embedding(ids, table))
+        found = _recorded(arch, partial(GpuOps.embedding, token_ids=ids, weight=table))
         yield Case(f"embedding {kind}", "memory", found[0])
     angles = _rows(64, SHAPE.head_dim // 2, torch.float32)
     qkv = _rows(64, (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim, torch.float32)
     for page in ("bf16", "fp8", "int8"):
         pages = PAGE_FORMATS[page]
         tensor = torch.empty(64, *pages.page(16, SHAPE.kv_heads, SHAPE.head_dim), dtype=pages.dtype, device=META)
-        launches = _recorded(
-            arch,
-            lambda ops, p=tensor: ops.rope_and_cache(qkv, angles, angles, p, p, ids, SHAPE),
-            page,
-        )
+        launches = _recorded(arch, partial(_rotated, qkv=qkv, angles=angles, pages=tensor, slots=ids), page)
         yield Case(f"rope and cache write {page}", "memory", launches[0])
+
+
+def _product(ops: GpuOps, x: Tensor, weight: GpuMatrix, residual: Tensor) -> Tensor:
+    return product(ops.target, x, weight, residual=residual)
+
+
+def _gated(ops: GpuOps, x: Tensor, weight: GpuMatrix) -> Tensor:
+    return product(ops.target, x, weight, gated=True, out_type=torch.bfloat16)
+
+
+def _rotated(ops: GpuOps, qkv: Tensor, angles: Tensor, pages: Tensor, slots: Tensor) -> Tensor:
+    return ops.rope_and_cache(qkv, angles, angles, pages, pages, slots, SHAPE)
 
 
 def _recorded(arch: int, call: Callable[[GpuOps], Tensor], page: str = "bf16") -> list[Launch]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import log
 from types import MappingProxyType
@@ -30,7 +30,7 @@ from executor.step import (
     StepTimings,
     TokenLogprobs,
 )
-from services.executor.fake_tokens import MODES, Draw
+from services.executor.fake_tokens import MODES, Draw, fake_prompt_logprobs
 
 SMALL: Final = Capacity(
     block_size=4, total_blocks=64, max_batched_tokens=64, max_sequences=8, max_model_len=128, vocab_size=1000
@@ -107,6 +107,9 @@ class _Slot:
     history: int = 0  # hash of the tokens of those
     drawn: int | None = None  # the token drawn last, not yet computed
     error: RowError | None = None  # of the last draw: a step already in flight fails in this row again
+
+    def scores(self, piece: Slice) -> bool:
+        return piece.scores(self.new.sampling, self.new.prompt_len)
 
 
 class FakeRunner:
@@ -189,7 +192,11 @@ class FakeRunner:
         for piece in step.slices:
             self._write(step.step_id, piece, written)
         forward = time.monotonic_ns()
-        results = tuple(self._sample(step.step_id, piece) for piece in step.slices if piece.samples)
+        results = tuple(
+            self._result(step.step_id, piece)
+            for piece in step.slices
+            if piece.samples or self._slots[piece.slot].scores(piece)
+        )
         return StepResult(
             step.step_id,
             results,
@@ -244,6 +251,8 @@ class FakeRunner:
         _require(not len(cached) % block_size, f"{where}: {len(cached)} cached ids in blocks of {block_size}")
         for token_id in cached:
             _require(token_id < vocab_size, f"{where}: cached token {token_id} of {vocab_size}")
+        scores = new.sampling.prompt_logprobs is not None
+        _require(not (scores and cached), f"{where}: prompt logprobs, and {len(cached)} positions are cached")
         _require(new.prompt_len >= 1, f"{where}: prompt_len is {new.prompt_len}")
         named = [*new.sampling.stop_token_ids, *(token_id for token_id, _ in new.sampling.logit_bias)]
         for token_id in named:
@@ -289,6 +298,21 @@ class FakeRunner:
         slot.drawn = None
         if piece.token_ids:
             slot.error = None
+
+    def _result(self, step_id: int, piece: Slice) -> SliceResult:
+        """A draw, logprobs of the prompt, or both."""
+        slot = self._slots[piece.slot]
+        scores: tuple[TokenLogprobs, ...] = ()
+        if slot.scores(piece):
+            first, end = max(piece.start, 1), min(slot.computed, slot.new.prompt_len)
+            history = [self._read(step_id, piece.slot, slot, position) for position in range(end)]
+            top = slot.new.sampling.prompt_logprobs or 0
+            scores = tuple(fake_prompt_logprobs(history[:at], history[at], top) for at in range(first, end))
+        if piece.samples:
+            return replace(self._sample(step_id, piece), prompt_logprobs=scores)
+        if self._is_nan(step_id, piece.slot):
+            return SliceResult(piece.slot, (), error=RowError(RowErrorCode.NAN_LOGITS, "the logits hold NaN"))
+        return SliceResult(piece.slot, (), prompt_logprobs=scores)
 
     def _sample(self, step_id: int, piece: Slice) -> SliceResult:
         slot = self._slots[piece.slot]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from executor.step import SamplingParams
+from executor.step import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,11 @@ Mode = Callable[[Draw], int]
 
 
 def draw_hash(draw: Draw) -> int:
-    """A token from a hash of the whole history. An end id comes only with `eos_every`, once in so many draws."""
-    digest = hashlib.blake2b(array("I", draw.history).tobytes(), digest_size=16).digest()
+    """A token from a hash of the whole history and the choice. An end id comes only with `eos_every`, once in so many
+    draws."""
+    choice = draw.sampling.choice
+    salt = choice.to_bytes(4, "little") if choice else b""
+    digest = hashlib.blake2b(array("I", draw.history).tobytes(), digest_size=16, salt=salt).digest()
     stops = draw.sampling.stop_token_ids
     may_stop = draw.position - draw.prompt_len >= draw.sampling.min_tokens
     if stops and may_stop and draw.eos_every and int.from_bytes(digest[8:], "little") % draw.eos_every == 0:
@@ -56,6 +59,13 @@ def draw_script(draw: Draw) -> int:
     if not draw.sampling.stop_token_ids:
         raise LookupError(f"the script ends after {len(script)} tokens and the sequence has no stop id")
     return draw.sampling.stop_token_ids[0]
+
+
+def fake_prompt_logprobs(history: Sequence[int], token_id: int, top: int) -> TokenLogprobs:
+    """Of a prompt's token behind `history`: a hash of both. The likeliest are the ids from 0 on."""
+    digest = hashlib.blake2b(array("I", (*history, token_id)).tobytes(), digest_size=2).digest()
+    drawn = -1.0 - int.from_bytes(digest, "little") / 1024  # exact in 32 bits
+    return TokenLogprobs(drawn, tuple((rank, -0.5 * (rank + 1)) for rank in range(top)))
 
 
 MODES: Final[Mapping[str, Mode]] = MappingProxyType(

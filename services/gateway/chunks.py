@@ -33,7 +33,8 @@ class ChunkMaker:
         """The chunk of an event that the transcript has just taken; None for what has nothing to show."""
         frame = replies.frame_of(self._transcript, self._request_id, self._created)
         if isinstance(event, tokenizer_pb2.TextDelta):
-            if not (event.text or event.token_ids):
+            opens_echo = self._generation.echo and event.index not in self._opened  # the prompt's logprobs ride with it
+            if not (event.text or event.token_ids or opens_echo):
                 return None
             reply = replies.delta_chunk(
                 self._style,
@@ -42,9 +43,10 @@ class ChunkMaker:
                 event,
                 first=self._opens(event.index),
                 logprobs=self._generation.logprobs,
+                echo=self._generation.echo,
             )
         elif isinstance(event, tokenizer_pb2.Finished):
-            reply = replies.end_chunk(self._style, frame, event, first=self._opens(event.index))
+            reply = replies.end_chunk(self._style, frame, self._transcript, event, first=self._opens(event.index))
         else:
             return None
         if self._generation.continuous_usage:

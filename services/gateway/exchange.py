@@ -151,7 +151,9 @@ class Exchange:
         self._span.ask(generation)
         self._form = generation.form or ("tools" if generation.tools.demanded else None)
         listening = await self._listen(generation)
-        self._transcript = Transcript(generation.choices, keep_text=not generation.stream)
+        self._transcript = Transcript(
+            generation.choices, keep_text=not generation.stream, prompt_only=generation.score_only
+        )
         call = EngineCall(
             request_id=head.request_id,
             tenant=head.tenant,
@@ -200,7 +202,10 @@ class Exchange:
             work.transcript.apply(response)
         work.transcript.check_complete()
         frame = replies.frame_of(work.transcript, self._request_id, self._created())
-        reply = replies.whole(self._endpoint.style, frame, work.transcript, logprobs=work.generation.logprobs)
+        generation = work.generation
+        reply = replies.whole(
+            self._endpoint.style, frame, work.transcript, logprobs=generation.logprobs, echo=generation.echo
+        )
         if work.listening.reads:
             read_whole(reply, work.listening)
         await self._outlet.whole(200, JSON, to_json(reply), {})

@@ -19,8 +19,9 @@ from tercet.v1 import tokenizer_pb2
 class Generation:
     """A body understood: the message to the engine, and how the caller wants the reply.
 
-    choices: answers to expect. include_usage: a chunk with the whole usage ends the stream. continuous_usage: each
-    chunk carries the usage so far. form: the parameter that gives the answer a form, if one does.
+    choices: answers to expect. echo: the prompt comes first in each; score_only: and nothing behind it.
+    include_usage: a chunk with the whole usage ends the stream. continuous_usage: each chunk carries the usage so far.
+    form: the parameter that gives the answer a form, if one does.
     """
 
     request: tokenizer_pb2.TokenizerServiceGenerateRequest
@@ -31,6 +32,8 @@ class Generation:
     logprobs: bool
     tools: ToolUse = field(default_factory=ToolUse)
     form: str | None = None
+    echo: bool = False
+    score_only: bool = False
 
 
 def read_chat(body: JsonObject) -> Generation:
@@ -56,6 +59,8 @@ def _generation(required: str, draft: parameters.Draft, body: JsonObject) -> Gen
         logprobs=draft.wants_logprobs,
         tools=draft.tools,
         form=draft.form,
+        echo=draft.request.echo,
+        score_only=draft.score_only,
     )
 
 

@@ -41,6 +41,8 @@ class Draft:
     top_logprobs: int | None = None
     tools: ToolUse = field(default_factory=ToolUse)
     form: str | None = None  # the parameter that asked for a grammar
+    score_only: bool = False  # nothing of the answer is wanted, only the prompt with its logprobs
+    best_of: int | None = None
 
 
 Reader = Callable[[Draft, str, JsonValue], None]
@@ -88,6 +90,12 @@ def _check_together(draft: Draft, body: JsonObject) -> None:
     if draft.form is not None and draft.tools.offered:
         raise fields.invalid(draft.form, "absent where tools are offered: an answer of that form could call none")
     sampling = draft.request.sampling
+    if draft.request.echo and draft.wants_logprobs:
+        sampling.prompt_logprobs = sampling.logprobs
+    if draft.score_only and not draft.request.echo:
+        raise fields.invalid("max_tokens", "at least 1, unless echo is true", limit=1)
+    if draft.best_of is not None and draft.best_of != (sampling.n if sampling.HasField("n") else 1):
+        raise unsupported("best_of", "a value other than n")
     if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
         raise fields.invalid("min_tokens", f"at most max_tokens ({sampling.max_tokens})", limit=sampling.max_tokens)
 
@@ -164,6 +172,20 @@ def _max_tokens(draft: Draft, name: str, value: JsonValue) -> None:
     if sampling.HasField("max_tokens") and sampling.max_tokens != count:
         raise fields.invalid(name, "equal to its other spelling: max_tokens and max_completion_tokens differ")
     sampling.max_tokens = count
+
+
+def _completion_max_tokens(draft: Draft, name: str, value: JsonValue) -> None:
+    """With `echo` it may be 0: the prompt alone is wanted. The contract draws one token at least, which is dropped."""
+    draft.score_only = value == 0 and not isinstance(value, bool)
+    _max_tokens(draft, name, 1 if draft.score_only else value)
+
+
+def _echo(draft: Draft, name: str, value: JsonValue) -> None:
+    draft.request.echo = fields.boolean(name, value)
+
+
+def _best_of(draft: Draft, name: str, value: JsonValue) -> None:
+    draft.best_of = fields.integer(name, value, 1, wire_sampling.MAX_N)
 
 
 def _logit_bias(draft: Draft, name: str, value: JsonValue) -> None:
@@ -368,9 +390,10 @@ CHAT: Final[Mapping[str, Parameter]] = {
 COMPLETIONS: Final[Mapping[str, Parameter]] = {
     **_SHARED,
     "prompt": _served(_prompt),
+    "max_tokens": _served(_completion_max_tokens),
     "logprobs": _served(_completion_logprobs),
-    "best_of": _unserved(1),
-    "echo": _unserved(False),
+    "best_of": _served(_best_of),
+    "echo": _served(_echo),
     "suffix": _unserved(""),
     "prompt_embeds": _unserved(),
 }

@@ -27,7 +27,7 @@ from services.peers import Peers
 from services.rpc import Door
 from services.rpc_errors import from_rpc_error
 from services.tokenizer.upstream import Stream, Upstream
-from tercet._resume import resumed, so_far
+from tercet._resume import Came, resumed, so_far
 from tercet.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 if TYPE_CHECKING:
@@ -138,11 +138,13 @@ class RemoteEngine:
             async with aclosing(upstream.events()) as events:
                 async for response in events:
                     if response.HasField("accepted"):
+                        delivered.passed = 0
                         if route.numerics is not None:
                             get_current_span(call.context).add_event(names.EVENT_TOKENIZER_LOST)
                             continue
                         route.numerics = response.accepted.numerics
-                    yield response
+                    if not response.HasField("prompt_logprobs") or delivered.score(response):
+                        yield response
         finally:
             route.leave()
 
@@ -197,16 +199,25 @@ class AtTokenizer:
     """The progress of a request at tokenizers."""
 
     message: Request
-    ids: list[int] = field(default_factory=list)
-    characters: int = 0
+    ids: list[list[int]] = field(default_factory=list)  # by answer
+    characters: list[int] = field(default_factory=list)
+    finished: set[int] = field(default_factory=set)
     told: tokenizer_pb2.Accepted | None = None
+    scored: int = 0  # of the prompt's logprobs, passed on
+    passed: int = 0  # of them, come in this try: without a delta it tells them from the start
+    told_first: bool = False
+
+    def __post_init__(self) -> None:
+        n = max(1, self.message.sampling.n)
+        self.ids = [[] for _ in range(n)]
+        self.characters = [0] * n
 
     @property
     def first(self) -> Request:
         """The message of the first try: whoever is to go on elsewhere needs the prompt's ids."""
         message = Request()
         message.CopyFrom(self.message)
-        message.return_prompt_ids = message.return_prompt_ids or self._resumes
+        message.return_prompt_ids = True
         return message
 
     @property
@@ -219,26 +230,44 @@ class AtTokenizer:
 
     @property
     def tokens(self) -> int:
-        return len(self.ids)
+        return sum(map(len, self.ids))
 
     def accept(self, event: Response) -> None:
+        if self.told is None and event.accepted.n:
+            del self.ids[event.accepted.n :]  # fewer come than were asked for
         self.told = self.told or event.accepted
 
     def add(self, event: Response) -> None:
-        self.ids.extend(event.delta.token_ids)
-        self.characters += len(event.delta.text)
+        self.ids[event.delta.index].extend(event.delta.token_ids)
+        self.characters[event.delta.index] += len(event.delta.text)
+
+    def score(self, event: Response) -> bool:
+        """Cuts off what was passed on before; whether something is left."""
+        rows, known = event.prompt_logprobs.logprobs, self.scored - self.passed
+        self.passed += len(rows)
+        self.scored = max(self.scored, self.passed)
+        del rows[: max(0, known)]
+        if self.told_first:
+            event.prompt_logprobs.ClearField("first")
+        news = bool(rows) or event.prompt_logprobs.HasField("first")
+        self.told_first = True
+        return news
+
+    def finish(self, event: Response) -> bool:
+        self.finished.add(event.finished.index)
+        return len(self.finished) == len(self.ids)
 
     def again(self, attempt: int) -> Request | None:
         message = self.first
         if self.told is None:
             message.context.attempt = attempt
             return message
-        delivered = so_far(self.told, self.ids, self.characters) if self._resumes else None
+        came = [
+            Came(ids, characters, index in self.finished)
+            for index, (ids, characters) in enumerate(zip(self.ids, self.characters, strict=False))
+        ]
+        delivered = so_far(self.told, came)
         return None if delivered is None else resumed(message, attempt, self.told.seed, delivered)
-
-    @property
-    def _resumes(self) -> bool:
-        return self.message.sampling.n <= 1 and not self.message.echo
 
 
 def _metadata(call: EngineCall) -> tuple[tuple[str, str], ...]:

@@ -26,7 +26,12 @@ class Frame:
     fingerprint: str | None
 
 
-Logprobs = Sequence[tokenizer_pb2.TextLogprobs]
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of an answer's tokens. first: the prompt's first token, which has none, where the prompt is echoed."""
+
+    rows: Sequence[tokenizer_pb2.TextLogprobs]
+    first: tokenizer_pb2.TextLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,15 @@ def frame_of(transcript: Transcript, request_id: str, created: int) -> Frame:
     return Frame(request_id, created, accepted.model, accepted.numerics or None)
 
 
-def whole(style: Style, frame: Frame, transcript: Transcript, *, logprobs: bool) -> shapes.Reply:
+def whole(style: Style, frame: Frame, transcript: Transcript, *, logprobs: bool, echo: bool = False) -> shapes.Reply:
     """The reply of a request that does not stream. The transcript is complete."""
     choices = [
-        style.whole(index, answer.text, answer.logprobs if logprobs else None, finish_reason(answer.finished))
+        style.whole(
+            index,
+            answer.text,
+            _with_prompt(transcript, answer.logprobs, echo=echo) if logprobs else None,
+            _reason(transcript, answer.finished),
+        )
         for index, answer in enumerate(transcript.answers)
         if answer.finished is not None
     ]
@@ -65,16 +75,27 @@ def whole(style: Style, frame: Frame, transcript: Transcript, *, logprobs: bool)
 
 
 def delta_chunk(
-    style: Style, frame: Frame, transcript: Transcript, delta: tokenizer_pb2.TextDelta, *, first: bool, logprobs: bool
+    style: Style,
+    frame: Frame,
+    transcript: Transcript,
+    delta: tokenizer_pb2.TextDelta,
+    *,
+    first: bool,
+    logprobs: bool,
+    echo: bool = False,
 ) -> shapes.Reply:
-    """The chunk of one delta that was applied. first: no chunk of this answer was sent before."""
+    """The chunk of one delta that was applied. first: no chunk of this answer was sent before; an echoed prompt's
+    logprobs ride with it."""
     offset = transcript.answers[delta.index].characters - len(delta.text)
-    choice = style.piece(delta.index, delta.text, delta.logprobs if logprobs else None, first, offset)
+    rows = _with_prompt(transcript, delta.logprobs, echo=echo and first) if logprobs else None
+    choice = style.piece(delta.index, delta.text, rows, first, offset)
     return _reply(style.id_prefix, style.chunk_object, frame, [choice])
 
 
-def end_chunk(style: Style, frame: Frame, finished: tokenizer_pb2.Finished, *, first: bool) -> shapes.Reply:
-    choice = style.end(finished.index, finish_reason(finished), first)
+def end_chunk(
+    style: Style, frame: Frame, transcript: Transcript, finished: tokenizer_pb2.Finished, *, first: bool
+) -> shapes.Reply:
+    choice = style.end(finished.index, _reason(transcript, finished), first)
     return _reply(style.id_prefix, style.chunk_object, frame, [choice])
 
 
@@ -96,20 +117,33 @@ def running_usage(transcript: Transcript) -> shapes.Usage:
 
 
 def final_usage(transcript: Transcript) -> shapes.Usage:
-    """Of all answers: the prompt once, the delivered tokens added up."""
+    """Of all answers: the prompt once, the delivered tokens added up. Cached is what every answer found so: what the
+    others took from the first one was computed for this request."""
     usages = [answer.finished.usage for answer in transcript.answers if answer.finished is not None]
     prompt = max((usage.prompt_tokens for usage in usages), default=transcript.prompt_tokens)
-    delivered = sum(usage.delivered_tokens for usage in usages)
+    delivered = 0 if transcript.prompt_only else sum(usage.delivered_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": delivered,
         "total_tokens": prompt + delivered,
-        "prompt_tokens_details": {"cached_tokens": max((usage.cached_tokens for usage in usages), default=0)},
+        "prompt_tokens_details": {"cached_tokens": min((usage.cached_tokens for usage in usages), default=0)},
     }
 
 
 def finish_reason(finished: tokenizer_pb2.Finished) -> shapes.FinishReason:
     return FINISH_REASONS[finished.reason]
+
+
+def _reason(transcript: Transcript, finished: tokenizer_pb2.Finished) -> shapes.FinishReason:
+    """Where only the prompt was wanted, max_tokens was 0: whatever the dropped token is, the length was reached."""
+    reason = finish_reason(finished)
+    return "length" if transcript.prompt_only and reason == "stop" else reason
+
+
+def _with_prompt(transcript: Transcript, rows: Sequence[tokenizer_pb2.TextLogprobs], *, echo: bool) -> Logprobs:
+    if not echo:
+        return Logprobs(rows)
+    return Logprobs((*transcript.prompt_logprobs, *rows), transcript.prompt_first)
 
 
 def model_card(description: tokenizer_pb2.TokenizerServiceDescribeResponse, created: int) -> shapes.Model:
@@ -189,7 +223,8 @@ def _chat_logprobs(logprobs: Logprobs | None) -> shapes.ChatLogprobs | None:
     if logprobs is None:
         return None
     content: list[shapes.TokenLogprob] = [
-        {**_top_logprob(entry.drawn), "top_logprobs": [_top_logprob(top) for top in entry.top]} for entry in logprobs
+        {**_top_logprob(entry.drawn), "top_logprobs": [_top_logprob(top) for top in entry.top]}
+        for entry in logprobs.rows
     ]
     return {"content": content, "refusal": None}
 
@@ -199,17 +234,24 @@ def _top_logprob(entry: tokenizer_pb2.TextLogprob) -> shapes.TopLogprob:
 
 
 def _completion_logprobs(logprobs: Logprobs | None, offset: int) -> shapes.CompletionLogprobs | None:
-    """text_offset: characters of the tokens' own texts, which at a split character differ from the deltas'."""
+    """text_offset: characters of the tokens' own texts, which at a split character differ from the deltas'. The first
+    token of an echoed prompt has null for its logprobs, as OpenAI had it."""
     if logprobs is None:
         return None
+    rows, first = logprobs.rows, logprobs.first
+    tokens = [*([] if first is None else [first.text]), *(entry.drawn.text for entry in rows)]
     offsets = []
-    for entry in logprobs:
+    for token in tokens:
         offsets.append(offset)
-        offset += len(entry.drawn.text)
+        offset += len(token)
+    nothing: list[None] = [] if first is None else [None]
     return {
-        "tokens": [entry.drawn.text for entry in logprobs],
-        "token_logprobs": [_finite(entry.drawn.logprob) for entry in logprobs],
-        "top_logprobs": [{top.text: _finite(top.logprob) for top in reversed(entry.top)} for entry in logprobs],
+        "tokens": tokens,
+        "token_logprobs": [*nothing, *(_finite(entry.drawn.logprob) for entry in rows)],
+        "top_logprobs": [
+            *nothing,
+            *({top.text: _finite(top.logprob) for top in reversed(entry.top)} for entry in rows),
+        ],
         "text_offset": offsets,
     }
 

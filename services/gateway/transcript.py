@@ -18,7 +18,7 @@ FINISH_REASONS: Final[Mapping[int, FinishReason]] = {
     common_pb2.FINISH_REASON_TIME_LIMIT: "time_limit",
 }
 
-Event = tokenizer_pb2.Accepted | tokenizer_pb2.TextDelta | tokenizer_pb2.Finished
+Event = tokenizer_pb2.Accepted | tokenizer_pb2.TextPromptLogprobs | tokenizer_pb2.TextDelta | tokenizer_pb2.Finished
 
 
 @dataclass(slots=True)
@@ -26,6 +26,7 @@ class Answer:
     """One of the n answers."""
 
     pieces: list[str] = field(default_factory=list)
+    deltas: int = 0
     characters: int = 0
     tokens: int = 0
     logprobs: list[tokenizer_pb2.TextLogprobs] = field(default_factory=list)
@@ -37,11 +38,15 @@ class Answer:
 
 
 class Transcript:
-    """Events in, answers out. keep_text: False where deltas are passed on and need not be held."""
+    """Events in, answers out. keep_text: False where deltas are passed on and need not be held. prompt_only: of each
+    answer only the first delta is wanted, which is the echo of the prompt; the others lose their content here."""
 
-    def __init__(self, choices: int, *, keep_text: bool) -> None:
+    def __init__(self, choices: int, *, keep_text: bool, prompt_only: bool = False) -> None:
         self.answers = [Answer() for _ in range(choices)]
         self.accepted: tokenizer_pb2.Accepted | None = None
+        self.prompt_first: tokenizer_pb2.TextLogprob | None = None  # the prompt's first token
+        self.prompt_logprobs: list[tokenizer_pb2.TextLogprobs] = []  # from its second token on
+        self.prompt_only = prompt_only
         self._keep_text = keep_text
 
     def apply(self, response: tokenizer_pb2.TokenizerServiceGenerateResponse) -> Event:
@@ -51,7 +56,16 @@ class Transcript:
                 if self.accepted is not None:
                     raise _broken("Accepted came twice")
                 self.accepted = response.accepted
+                if response.accepted.n:
+                    del self.answers[response.accepted.n :]  # the scheduler takes away what it can't afford
                 return response.accepted
+            case "prompt_logprobs":
+                if self.streamed_tokens:
+                    raise _broken("logprobs of the prompt came behind an answer's token")
+                if response.prompt_logprobs.HasField("first"):
+                    self.prompt_first = response.prompt_logprobs.first
+                self.prompt_logprobs.extend(response.prompt_logprobs.logprobs)
+                return response.prompt_logprobs
             case "delta":
                 self._add(response.delta)
                 return response.delta
@@ -80,6 +94,11 @@ class Transcript:
 
     def _add(self, delta: tokenizer_pb2.TextDelta) -> None:
         answer = self._open_answer(delta.index)
+        if self.prompt_only and answer.deltas:
+            delta.ClearField("text")
+            delta.ClearField("token_ids")
+            delta.ClearField("logprobs")
+        answer.deltas += 1
         answer.characters += len(delta.text)
         answer.tokens += len(delta.token_ids)
         if self._keep_text:

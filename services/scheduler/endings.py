@@ -2,7 +2,8 @@
 trace, log and metrics share. Pure.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from executor.step import RowError, RowErrorCode
@@ -23,7 +24,8 @@ from services.scheduler.core.quota import QuotaExceeded
 from services.scheduler.request_trace import Times
 
 Verdict = ServiceError
-FIELDS: Final = {"prompt_len": "prompt_ids", "max_tokens": "sampling.max_tokens"}  # the core's names -> the contract's
+# The core's names -> the contract's.
+FIELDS: Final = {"prompt_len": "prompt_ids", "max_tokens": "sampling.max_tokens", "answers": "sampling.n"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,11 @@ class Completed:
 Ending = Completed | ServiceError
 
 
-def of(finished: Finished, verdict: Verdict | None, times: Times, resumed: int = 0) -> Ending:
-    """What the caller gets. The verdict is the engine's own reason to cancel or the executor's to fail, if any.
-    resumed: tokens of the answer that another scheduler drew."""
+def of(finished: Finished, verdict: Verdict | None, times: Times, *, begun: bool = False) -> Ending:
+    """What becomes of an answer: it is complete, or its request fails. The verdict is the engine's own reason to cancel
+    or the executor's to fail, if any. begun: the caller has tokens of some answer of the request."""
+    if finished.reason is Reason.DEADLINE and begun:  # of an answer that waited: what there is of the others stands
+        finished = replace(finished, reason=Reason.TIME_LIMIT)
     if finished.reason in (Reason.STOP, Reason.LENGTH, Reason.TIME_LIMIT):
         return Completed(finished, times)
     if finished.reason is Reason.DEADLINE:
@@ -52,7 +56,7 @@ def of(finished: Finished, verdict: Verdict | None, times: Times, resumed: int =
     if finished.reason is Reason.DOES_NOT_FIT:
         return InvalidArgument(finished.detail, reason="DOES_NOT_FIT", field="prompt_ids")
     if verdict is not None:
-        return _with_usage(verdict, finished.usage, resumed)
+        return verdict
     if finished.reason is Reason.CANCELLED:
         return Cancelled("the request was cancelled")
     return Internal("the request failed on the executor", reason="EXECUTOR_ERROR")
@@ -89,14 +93,33 @@ def other_numerics(output_tokens: int, begun_with: str, served: str) -> ServiceE
     return Unavailable(message, reason="MODEL_CHANGED")
 
 
+def no_prompt_logprobs() -> ServiceError:
+    return Unavailable("an executor came that gives no logprobs of prompts", reason="NO_PROMPT_LOGPROBS")
+
+
 def lost_too_often(losses: int) -> ServiceError:
     return Unavailable(
         f"the request lost its executor {losses} times without a token in between", reason="LOST_TOO_OFTEN"
     )
 
 
-def _with_usage(error: ServiceError, usage: Usage, resumed: int) -> ServiceError:
-    """A failed request was paid for too: its usage travels in the error's details."""
+def summed(usages: Sequence[Usage]) -> Usage:
+    """Of a request's answers, of which there is one at least: the prompt once. It was cached as far as for the one that
+    found least; the others found what that one computed."""
+    return Usage(
+        prompt_tokens=usages[0].prompt_tokens,
+        delivered=sum(usage.delivered for usage in usages),
+        discarded=sum(usage.discarded for usage in usages),
+        cached_tokens=min(usage.cached_tokens for usage in usages),
+        preemptions=sum(usage.preemptions for usage in usages),
+        recomputed_tokens=sum(usage.recomputed_tokens for usage in usages),
+        prefill_chunks=sum(usage.prefill_chunks for usage in usages),
+    )
+
+
+def with_usage(error: ServiceError, usage: Usage, resumed: int) -> ServiceError:
+    """A failed request was paid for too: its usage, of all its answers, travels in the error's details. resumed: tokens
+    that another scheduler drew."""
     counted = {
         "prompt_tokens": str(usage.prompt_tokens),
         "delivered_tokens": str(resumed + usage.delivered),

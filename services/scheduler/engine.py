@@ -20,8 +20,7 @@ from services.errors import Aborted, Cancelled, InvalidArgument, Unavailable
 from services.scheduler import endings, stepping
 from services.scheduler.alarm import Alarm
 from services.scheduler.core.calls import (
-    Admitted,
-    Displaced,
+    Accepted,
     Emission,
     Finished,
     LaneId,
@@ -29,22 +28,21 @@ from services.scheduler.core.calls import (
     Load,
     Phase,
     Plan,
-    Preempted,
     Reason,
     SequenceKey,
     SequenceView,
     SubmitError,
-    Tokens,
     Usage,
 )
 from services.scheduler.core.core import SchedulerCore
-from services.scheduler.core.cost import DrainRate, StepFit
+from services.scheduler.core.cost import StepFit
 from services.scheduler.core.waits import Wait
+from services.scheduler.delivery import Delivery
 from services.scheduler.intake import Admission, CacheUse, ServedModel
-from services.scheduler.live import FilledStep, LiveRequest
-from services.scheduler.named import Named
+from services.scheduler.live import FilledStep, LiveAnswer, LiveRequest
 from services.scheduler.observer import Observer, Refusal
-from services.scheduler.outbox import Drawn, Outbox
+from services.scheduler.outbox import Outbox
+from services.scheduler.prefix_keys import KeyChain
 from services.scheduler.prefixes import Pinned, PrefixConfig, Prefixes
 from services.scheduler.request_trace import RequestTrace
 from services.scheduler.tombstones import Tombstones
@@ -66,7 +64,7 @@ class _Lane:
     """The shell's part of a lane."""
 
     wake: asyncio.Event
-    planned: dict[int, tuple[Plan, int]]  # steps in flight, and when they were planned
+    planned: dict[int, tuple[Plan, frozenset[int], int]]  # steps in flight; slots that score prompts; when planned
 
 
 class Engine:
@@ -83,18 +81,14 @@ class Engine:
         self._tracer = tracer
         self._observer = observer
         self._clock = clock
-        self._live: dict[SequenceKey, LiveRequest] = {}
-        self._named = Named()
+        self._streams = Delivery(core, observer)
         self._tombstones = Tombstones()
         self._lanes: dict[LaneId, _Lane] = {}
-        self._drain_rate = DrainRate()
         self._cost = StepFit()
         self.prefixes = Prefixes(config.prefix)
         self._serial = 0
         self._alarm = Alarm(lambda: self._after(self._core.expire(self._clock())))
         self._lost_since: int | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
         self.draining = False
         self.model: ServedModel | None = None
 
@@ -118,71 +112,84 @@ class Engine:
         name = (caller.tenant, caller.request_id)
         if self._tombstones.take(name, caller.attempt, now):
             raise Cancelled("the request was aborted before it came", reason="ABORTED_EARLY")
-        older = self._named.superseded(name, caller.attempt)
-        self._serial += 1
-        key = f"{caller.tenant}/{caller.request_id}#{self._serial}"
-        if admission.resumed_to_its_end:
-            return self._end_resumed(key, admission, older, span, parent)
-        keys = self.prefixes.chain(caller.tenant, admission.cache, model.numerics)
-        try:
-            cost = self._cost.estimate(self._drain_rate.request_ns(now))
-            accepted = self._core.submit(stepping.measured(key, admission, keys), now, cost)
-        except SubmitError as error:
-            raise endings.of_submit_error(error, self._drain_rate.seconds_for(1, now)) from error
-        max_tokens = accepted.max_tokens or model.max_model_len - len(admission.prompt_ids)
-        live = self._enter(key, admission, accepted.position, max_tokens, older, span, parent)
-        live.keys, live.degraded = keys, accepted.degraded
+        older = self._streams.named.superseded(name, caller.attempt)
+        first = self._serial + 1
+        self._serial += len(admission.answers)
+        keys = {
+            index: f"{caller.tenant}/{caller.request_id}#{first + index}" for index in range(len(admission.answers))
+        }
+        drawing = {
+            index: key
+            for index, key in keys.items()
+            if not admission.answers[index].told and not admission.is_whole(index)
+        }
+        accepted, chains = Accepted(0, admission.max_tokens, answers=0), dict[int, KeyChain]()
+        if drawing:
+            chain = self.prefixes.chain(caller.tenant, admission.cache, model.numerics)
+            submission, chains = stepping.measured(drawing, admission, chain)
+            try:
+                cost = self._cost.estimate(self._streams.drain_rate.request_ns(now))
+                accepted = self._core.submit(submission, now, cost)
+            except SubmitError as error:
+                raise endings.of_submit_error(error, self._streams.drain_rate.seconds_for(1, now)) from error
+        if older is not None:
+            self.cancel(older, Aborted(f"superseded by attempt {caller.attempt}", reason="SUPERSEDED"))
+        live = LiveRequest(
+            admission=admission,
+            position=accepted.position,
+            max_tokens=accepted.max_tokens or model.max_model_len - len(admission.prompt_ids),
+            numerics=model.numerics,
+            outbox=Outbox(self._config.stream_buffer_tokens * len(keys), self._config.slow_reader_ns),
+            span=span,
+            serial=first,
+            degraded=accepted.degraded,
+        )
+        if accepted.answers < len(drawing):  # the first so many came in
+            keys = drawing = dict(list(drawing.items())[: accepted.answers])
+        live.answers = [self._answer(live, index, key, parent, chains.get(index), now) for index, key in keys.items()]
+        live.answers[next(iter(drawing), 0)].scores = admission.scores_prompt
+        self._begin(live, [live.answers[index] for index in drawing], now)
         self._after(())
         return live
 
-    def _enter(
+    def _answer(
         self,
+        live: LiveRequest,
+        index: int,
         key: SequenceKey,
-        admission: Admission,
-        position: int,
-        max_tokens: int,
-        older: LiveRequest | None,
-        span: Span,
         parent: Context,
-    ) -> LiveRequest:
-        """A request is live from here on, in the place of `older`."""
-        now = self._clock()
-        if older is not None:
-            self.cancel(older, Aborted(f"superseded by attempt {admission.caller.attempt}", reason="SUPERSEDED"))
-        live = LiveRequest(
-            key=key,
-            admission=admission,
-            position=position,
-            max_tokens=max_tokens,
-            numerics=self.served_model().numerics,
-            outbox=Outbox(self._config.stream_buffer_tokens, self._config.slow_reader_ns),
-            trace=RequestTrace(self._tracer, parent, now),
-            span=span,
-            ids=[*admission.prompt_ids, *admission.output_ids],
-        )
-        live.trace.queued("resumed" if admission.output_ids else "new", now)
-        self._live[key] = live
-        self._named.put(live)
-        self._idle.clear()
-        self._observer.accepted(live)
-        return live
+        keys: KeyChain | None,
+        now: int,
+    ) -> LiveAnswer:
+        admission = live.admission
+        trace = RequestTrace(self._tracer, parent, now, index if len(admission.answers) > 1 else None)
+        ids = [*admission.prompt_ids, *admission.answers[index].output_ids]
+        return LiveAnswer(live, index, key, trace, ids, keys)
 
-    def _end_resumed(
-        self, key: SequenceKey, admission: Admission, older: LiveRequest | None, span: Span, parent: Context
-    ) -> LiveRequest:
-        """An answer whose last token is drawn already, and whose end nobody could tell. There is nothing to compute,
-        so the core never sees it."""
-        live = self._enter(key, admission, 0, admission.max_tokens or len(admission.output_ids), older, span, parent)
-        reason = Reason.STOP if admission.ended_by_stop_id else Reason.LENGTH
-        usage = Usage(prompt_tokens=len(admission.prompt_ids), delivered=0, discarded=0)
-        self._finish(live, Finished(key, reason, usage, Phase.QUEUE), self._clock())
-        return live
+    def _begin(self, live: LiveRequest, drawing: Sequence[LiveAnswer], now: int) -> None:
+        """Of an answer whose last token is drawn already, and whose end nobody could tell, there is nothing to compute:
+        the core never sees it, and it ends here."""
+        admission = live.admission
+        whole = [
+            answer
+            for answer in live.answers
+            if admission.is_whole(answer.index) and not admission.answers[answer.index].told
+        ]
+        live.left = len(drawing) + len(whole)
+        self._streams.enter(live, drawing)
+        for answer in (*drawing, *whole):
+            answer.trace.queued("resumed" if answer.resumed else "new", now)
+        for answer in whole:
+            reason = Reason.STOP if admission.ended_by_stop_id(answer.index) else Reason.LENGTH
+            usage = Usage(prompt_tokens=len(admission.prompt_ids), delivered=0, discarded=0)
+            self._streams.finish(answer, Finished(answer.key, reason, usage, Phase.QUEUE), now)
 
     def cancel(self, live: LiveRequest, verdict: endings.Verdict) -> None:
         """Ends a request from this side, in whatever phase it is. Nothing happens if it has ended."""
-        if live.key in self._live:
+        if live.left:
             live.verdict = verdict
-            self._after(self._core.cancel(live.key, self._clock()))
+            self._streams.cancel(live, self._clock())
+            self._after(())
 
     def refused(self, refusal: Refusal) -> None:
         """A request came that was never queued."""
@@ -193,7 +200,7 @@ class Engine:
 
         attempt: which one is meant, with those before it; None: whichever is live.
         """
-        live = self._named.find((tenant, request_id))
+        live = self._streams.named.find((tenant, request_id))
         current = 0 if live is None else live.admission.caller.attempt
         if live is None or (attempt is not None and attempt > current):
             self._tombstones.put((tenant, request_id), attempt, self._clock())
@@ -202,23 +209,31 @@ class Engine:
         self.cancel(live, Cancelled("the request was aborted", reason="ABORTED_BY_CALLER"))
         return True
 
-    def stop(self, tenant: str, request_id: str, kept_tokens: int, attempt: int | None = None) -> bool:
-        """A stop string was found after `kept_tokens` output tokens. Whether the request was live.
+    def stop(self, tenant: str, request_id: str, kept_tokens: int, attempt: int | None = None, index: int = 0) -> bool:
+        """A stop string was found after `kept_tokens` output tokens of an answer. Whether the answer was live.
 
         attempt: whose tokens were counted; another one that is live by now goes on. None: whichever is live.
         """
-        live = self._named.find((tenant, request_id))
+        live = self._streams.named.find((tenant, request_id))
         if live is None or attempt not in (None, live.admission.caller.attempt):
             return False
-        if not 1 <= kept_tokens <= live.output_tokens:
+        if index >= len(live.answers):
             raise InvalidArgument(
-                f"kept_tokens is {kept_tokens}; {live.output_tokens} tokens were delivered",
-                field="kept_tokens",
-                limit=live.output_tokens,
+                f"index is {index}; the request has {len(live.answers)} answers",
+                field="index",
+                limit=len(live.answers) - 1,
             )
-        live.trace.stopped()
-        drawn_here = max(0, kept_tokens - len(live.admission.output_ids))
-        self._after(self._core.stop(live.key, drawn_here, self._clock()))
+        answer = live.answers[index]
+        if not 1 <= kept_tokens <= answer.output_tokens:
+            raise InvalidArgument(
+                f"kept_tokens is {kept_tokens}; {answer.output_tokens} tokens were delivered",
+                field="kept_tokens",
+                limit=answer.output_tokens,
+            )
+        if answer.key not in self._streams.answers:
+            return False
+        answer.trace.stopped()
+        self._after(self._core.stop(answer.key, max(0, kept_tokens - answer.resumed), self._clock()))
         return True
 
     def pin(self, tenant: str, cache: CacheUse, prompt_ids: Sequence[int], ttl_ns: int) -> Pinned:
@@ -237,11 +252,11 @@ class Engine:
 
     def live_requests(self) -> Sequence[LiveRequest]:
         """Oldest first."""
-        return tuple(self._live.values())
+        return self._streams.requests()
 
-    def views(self) -> Sequence[tuple[LiveRequest, SequenceView]]:
-        """Live requests as the core sees them, oldest first."""
-        return tuple((self._live[view.key], view) for view in self._core.sequences())
+    def views(self) -> Sequence[tuple[LiveAnswer, SequenceView]]:
+        """Live answers as the core sees them, oldest first."""
+        return tuple((self._streams.answers[view.key], view) for view in self._core.sequences())
 
     def wait(self, view: SequenceView) -> Wait | None:
         """Why a request waits, if it does."""
@@ -256,7 +271,7 @@ class Engine:
         self.draining = True
         try:
             async with asyncio.timeout(limit_s):
-                await self._idle.wait()
+                await self._streams.idle.wait()
         except TimeoutError:
             pass
         left = self.live_requests()
@@ -278,6 +293,8 @@ class Engine:
         for live in self.live_requests():
             if live.numerics != model.numerics:
                 self.cancel(live, endings.other_numerics(live.output_tokens, live.numerics, model.numerics))
+            elif live.scores_prompt and not model.scores_prompts:
+                self.cancel(live, endings.no_prompt_logprobs())
         self.model = model
         self._lost_since = None
         state = _Lane(asyncio.Event(), {})
@@ -316,9 +333,9 @@ class Engine:
         plan = self._core.plan(lane, now)
         if plan is None:
             return None
-        self._lanes[lane].planned[plan.step_id] = (plan, now)
-        self._carry_out((*plan.preempted, *plan.admitted), now, plan.step_id)
-        filled = stepping.fill(plan, self._live)
+        self._streams.carry_out((*plan.preempted, *plan.admitted), now, plan.step_id)
+        filled = stepping.fill(plan, self._streams.answers)
+        self._lanes[lane].planned[plan.step_id] = (plan, filled.scoring, now)
         self._observer.planned(filled.tokens, len(plan.slices))
         self.prefixes.collect(self._core)
         return filled
@@ -326,14 +343,19 @@ class Engine:
     def apply(self, lane: LaneId, result: StepResult) -> None:
         """What a step gave: tokens go to their streams, endings too."""
         now = self._clock()
-        plan, planned_ns = self._lanes[lane].planned.pop(result.step_id)
+        plan, scoring, planned_ns = self._lanes[lane].planned.pop(result.step_id)
         timings = result.timings
         self._cost.observe(
             sum(planned.count for planned in plan.slices), timings.prepare_ns + timings.forward_ns + timings.sample_ns
         )
         self._observer.applied(now - planned_ns)
-        outcome, drawn = stepping.take_apart(plan, result, self._live)
-        self._carry_out(self._core.apply(lane, outcome, now), now, result.step_id, drawn)
+        apart = stepping.take_apart(plan, scoring, result, self._streams.answers)
+        emissions = self._core.apply(lane, apart.outcome, now)
+        for answer, scored in apart.scored:
+            answer.request.score(scored, now)
+        self._streams.carry_out(emissions, now, result.step_id, apart.drawn)
+        for answer in apart.failed:
+            self._after(self._core.fail(answer.key, now))
         self._after(())
 
     # -- what every change leads to --------------------------------------------------------------------------------
@@ -352,48 +374,9 @@ class Engine:
 
     def _after(self, emissions: Iterable[Emission]) -> None:
         now = self._clock()
-        self._carry_out(emissions, now)
+        self._streams.carry_out(emissions, now)
         self.prefixes.collect(self._core)
         deadline = self._core.next_deadline()
         self._alarm.set(None if deadline is None else deadline - now)
         for lane in self._lanes.values():
             lane.wake.set()
-
-    def _carry_out(
-        self,
-        emissions: Iterable[Emission],
-        now: int,
-        step_id: int = 0,
-        drawn: dict[SequenceKey, Drawn] | None = None,
-    ) -> None:
-        for emission in emissions:
-            live = self._live[emission.key]
-            match emission:
-                case Admitted():
-                    live.trace.admitted(emission.cached_tokens, step_id, now)
-                case Tokens():
-                    live.deliver((drawn or {})[emission.key].first(emission.count), now)
-                    live.losses = 0
-                    if keys := live.new_block_keys():
-                        self._core.extend(live.key, keys)
-                    live.trace.token(step_id, now)
-                    self._observer.tokens(live)
-                case Preempted() | Displaced():
-                    why = "preempted" if isinstance(emission, Preempted) else "executor_lost"
-                    live.losses += isinstance(emission, Displaced)
-                    live.trace.queued(why, now)
-                    self._observer.preempted(live, why)
-                case Finished():
-                    self._finish(live, emission, now)
-
-    def _finish(self, live: LiveRequest, finished: Finished, now: int) -> None:
-        del self._live[live.key]
-        self._named.drop(live)
-        self._drain_rate.observe(now)
-        phase = live.trace.phase
-        times = live.trace.finished(finished.usage.delivered, now)
-        ending = endings.of(finished, live.verdict, times, len(live.admission.output_ids))
-        live.end(ending)
-        if not self._live:
-            self._idle.set()
-        self._observer.ended(live, finished.usage, times, endings.outcome(ending, phase))

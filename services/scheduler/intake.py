@@ -28,6 +28,7 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     numerics: str
     grammars: bool = False  # whether sequences may have one
+    scores_prompts: bool = False  # every executor gives logprobs of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +49,46 @@ class CacheUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What was drawn elsewhere of one answer; it goes on behind that."""
+
+    output_ids: tuple[int, ...] = ()
+    told: bool = False  # the caller knows its end: nothing more comes of it
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """A request that is well-formed for the model served."""
 
     caller: Caller
     prompt_ids: tuple[int, ...]
-    sampling: SamplingParams  # stop_token_ids holds the model's own end ids too
+    sampling: SamplingParams  # stop_token_ids holds the model's own end ids too; `choice` is the answer's place
     max_tokens: int | None
     limits: Limits  # durations from now
     effective: Limits  # as told to the caller: durations from the request's own start
-    output_ids: tuple[int, ...] = ()  # drawn elsewhere; the answer goes on behind them
+    answers: tuple[Begun, ...] = (Begun(),)  # one for each of n
+    resumed: bool = False
     cache: CacheUse = CacheUse()
     size_bytes: int = 0  # of the message
 
     @property
-    def resumed_to_its_end(self) -> bool:
-        """Whether nothing is left to draw: the server that drew the last token could not say so any more."""
-        if not self.output_ids:
-            return False
-        return self.ended_by_stop_id or len(self.output_ids) == self.max_tokens
+    def resumed_tokens(self) -> int:
+        """Tokens of all answers that were drawn elsewhere."""
+        return sum(len(answer.output_ids) for answer in self.answers)
 
     @property
-    def ended_by_stop_id(self) -> bool:
-        return bool(self.output_ids) and self.output_ids[-1] in self.sampling.stop_token_ids
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's logprobs are still to be told: they come before any token."""
+        return self.sampling.prompt_logprobs is not None and not self.resumed_tokens
+
+    def is_whole(self, index: int) -> bool:
+        """Whether nothing is left to draw of an answer: who drew its last token could not say so any more."""
+        output_ids = self.answers[index].output_ids
+        return bool(output_ids) and (self.ended_by_stop_id(index) or len(output_ids) == self.max_tokens)
+
+    def ended_by_stop_id(self, index: int) -> bool:
+        output_ids = self.answers[index].output_ids
+        return bool(output_ids) and output_ids[-1] in self.sampling.stop_token_ids
 
 
 def read_generate(
@@ -89,20 +107,27 @@ def read_generate(
     """
     cache = read_cache(request.cache)
     prompt = read_prompt(_prompt_ids(request), model)
-    output = _resumed(request, caller, len(prompt), model) if request.HasField("resume") else ()
+    n = wire_sampling.answers_from_proto(request.sampling)
+    resumed = request.HasField("resume")
+    answers = _resumed(request, caller, len(prompt), model, n) if resumed else (Begun(),) * n
     max_tokens = _max_tokens(request.sampling, len(prompt), model, policy.default_max_tokens)
-    if max_tokens is not None and len(output) > max_tokens:
+    longest = max(len(answer.output_ids) for answer in answers)
+    if max_tokens is not None and longest > max_tokens:
         raise InvalidArgument(
-            f"resume.output_ids has {len(output)} tokens, more than max_tokens, {max_tokens}",
+            f"resume.output_ids has {longest} tokens, more than max_tokens, {max_tokens}",
             field="resume.output_ids",
             limit=max_tokens,
         )
-    if len(prompt) + len(output) == model.max_model_len:
-        max_tokens = len(output)  # the context is full
+    if len(prompt) + longest == model.max_model_len:
+        max_tokens = longest  # the context is full
     sampling = _sampling(request.sampling, model, max_tokens, draw_seed)
+    if sampling.prompt_logprobs is not None and not model.scores_prompts:
+        raise Unimplemented("sampling.prompt_logprobs: the executors here give none", field="sampling.prompt_logprobs")
     effective = _effective(request.limits, policy)
     limits = _remaining(effective, request.elapsed_ns, deadline_left_ns)
-    return Admission(caller, prompt, sampling, max_tokens, limits, effective, output, cache, request.ByteSize())
+    return Admission(
+        *(caller, prompt, sampling, max_tokens, limits, effective, answers, resumed, cache), request.ByteSize()
+    )
 
 
 def read_cache(cache: common_pb2.CacheControl) -> CacheUse:
@@ -126,9 +151,9 @@ def _prompt_ids(request: scheduler_pb2.SchedulerServiceGenerateRequest) -> Seque
 
 
 def _resumed(
-    request: scheduler_pb2.SchedulerServiceGenerateRequest, caller: Caller, prompt_len: int, model: ServedModel
-) -> tuple[int, ...]:
-    """The ids that another server drew, once all is there that makes going on exact."""
+    request: scheduler_pb2.SchedulerServiceGenerateRequest, caller: Caller, prompt_len: int, model: ServedModel, n: int
+) -> tuple[Begun, ...]:
+    """What another server drew, once all is there that makes going on exact."""
     resume = request.resume
     if not request.sampling.HasField("seed"):
         raise InvalidArgument("resume needs sampling.seed, as told by Accepted", field="sampling.seed")
@@ -144,17 +169,34 @@ def _resumed(
             reason="NUMERICS_CHANGED",
             field="resume.numerics",
         )
-    room = model.max_model_len - prompt_len
-    if len(resume.output_ids) > room:
+    if len(resume.others) != n - 1:
         raise InvalidArgument(
-            f"resume.output_ids has {len(resume.output_ids)} tokens; behind a prompt of {prompt_len} tokens a context "
+            f"resume.others has {len(resume.others)} answers; with sampling.n {n} it must have {n - 1}",
+            field="resume.others",
+            limit=n - 1,
+        )
+    first = _begun("resume", resume, prompt_len, model)
+    others = (_begun(f"resume.others[{at}]", one, prompt_len, model) for at, one in enumerate(resume.others))
+    answers = (first, *others)
+    if all(answer.told for answer in answers):
+        raise InvalidArgument("resume: every answer has ended, so nothing is left to come", field="resume.finished")
+    return answers
+
+
+def _begun(
+    path: str, answer: common_pb2.Resume | common_pb2.ResumedAnswer, prompt_len: int, model: ServedModel
+) -> Begun:
+    field, room = f"{path}.output_ids", model.max_model_len - prompt_len
+    if len(answer.output_ids) > room:
+        raise InvalidArgument(
+            f"{field} has {len(answer.output_ids)} tokens; behind a prompt of {prompt_len} tokens a context "
             f"of {model.max_model_len} holds {room}",
-            field="resume.output_ids",
+            field=field,
             limit=room,
         )
-    output = tuple(resume.output_ids)
-    _check_ids("resume.output_ids", output, model)
-    return output
+    output = tuple(answer.output_ids)
+    _check_ids(field, output, model)
+    return Begun(output, answer.finished)
 
 
 def read_prompt(prompt_ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:

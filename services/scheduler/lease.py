@@ -173,6 +173,7 @@ class Lease:
             eos_token_ids=tuple(description.model.eos_token_ids),
             numerics=description.numerics,
             grammars=executor_pb2.EXECUTOR_CAPABILITY_GRAMMAR in description.capabilities,
+            scores_prompts=executor_pb2.EXECUTOR_CAPABILITY_PROMPT_LOGPROBS in description.capabilities,
         )
         self._sent.clear()
         self._taken = 0
@@ -240,7 +241,7 @@ class Lease:
     def _message(self, filled: FilledStep) -> executor_pb2.Step:
         labels = tuple(
             (slot, wire.RequestLabel(live.admission.caller.request_id, trace_context.traceparent(live.span) or None))
-            for slot, live in filled.new.items()
+            for slot, live in ((slot, answer.request) for slot, answer in filled.new.items())
         )
         self._sent[filled.step.step_id] = filled.tokens
         return wire.step_to_proto(

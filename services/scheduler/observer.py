@@ -7,7 +7,7 @@ from opentelemetry.trace import Span
 
 from services.errors import ServiceError
 from services.scheduler.core.calls import Load, Totals, Usage
-from services.scheduler.live import LiveRequest
+from services.scheduler.live import LiveAnswer, LiveRequest
 from services.scheduler.request_trace import Times
 
 
@@ -30,14 +30,14 @@ class Observer(Protocol):
     def refused(self, refusal: Refusal) -> None:
         """A request was refused before it was queued."""
 
-    def tokens(self, live: LiveRequest) -> None:
-        """Tokens were delivered; `live.trace.inter_token_ns` is the gap before them, if there was one."""
+    def tokens(self, answer: LiveAnswer) -> None:
+        """Tokens were delivered; `answer.trace.inter_token_ns` is the gap before them, if there was one."""
 
-    def preempted(self, live: LiveRequest, why: str) -> None:
+    def preempted(self, answer: LiveAnswer, why: str) -> None:
         """It lost its blocks: "preempted" or "executor_lost"."""
 
     def ended(self, live: LiveRequest, usage: Usage, times: Times, outcome: str) -> None:
-        """Once per accepted request."""
+        """Once per accepted request; usage and times are of all its answers."""
 
     def planned(self, tokens: int, sequences: int) -> None:
         """A step was planned."""
@@ -59,9 +59,9 @@ class Silent:
 
     def refused(self, refusal: Refusal) -> None: ...
 
-    def tokens(self, live: LiveRequest) -> None: ...
+    def tokens(self, answer: LiveAnswer) -> None: ...
 
-    def preempted(self, live: LiveRequest, why: str) -> None: ...
+    def preempted(self, answer: LiveAnswer, why: str) -> None: ...
 
     def ended(self, live: LiveRequest, usage: Usage, times: Times, outcome: str) -> None: ...
 

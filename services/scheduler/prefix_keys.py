@@ -10,6 +10,7 @@ can't reach another's.
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from services.scheduler.core.calls import BlockKey
@@ -54,6 +55,10 @@ class KeyChain:
         self.block_size = space.block_size
         self._last = root(space)
         self._keyed = 0  # tokens
+
+    def copy(self) -> "KeyChain":
+        """Of a sequence with the same start, to grow by itself from here on."""
+        return copy(self)
 
     def grow(self, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
         """`token_ids`: the sequence from its start. The keys of the blocks that became full since the last call."""

@@ -14,7 +14,7 @@ from services.logs import RequestLine, Surroundings, request_line, slow_request_
 from services.metrics import SchedulerMetrics, observe
 from services.scheduler import endings
 from services.scheduler.core.calls import Load, Totals, Usage
-from services.scheduler.live import LiveRequest
+from services.scheduler.live import LiveAnswer, LiveRequest
 from services.scheduler.observer import Refusal
 from services.scheduler.request_trace import Times
 
@@ -115,11 +115,11 @@ class SchedulerReport:
             )
         )
 
-    def tokens(self, live: LiveRequest) -> None:
-        if live.trace.inter_token_ns is not None:
-            observe(self._metrics.inter_token, live.trace.inter_token_ns / 1e9, live.span)
+    def tokens(self, answer: LiveAnswer) -> None:
+        if answer.trace.inter_token_ns is not None:
+            observe(self._metrics.inter_token, answer.trace.inter_token_ns / 1e9, answer.request.span)
 
-    def preempted(self, live: LiveRequest, why: str) -> None:
+    def preempted(self, answer: LiveAnswer, why: str) -> None:
         self._metrics.preemptions["executor_lost" if why == "executor_lost" else "blocks"].inc()
 
     def planned(self, tokens: int, sequences: int) -> None:

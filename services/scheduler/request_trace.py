@@ -4,7 +4,8 @@ A span is started and ended explicitly and is never current. Times are the engin
 PhaseTimes, the metrics and the log line, so all four tell the same story.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from opentelemetry.context import Context
@@ -26,11 +27,19 @@ class Times:
     total_ns: int
 
 
-class RequestTrace:
-    """Told what happens to a request, in order."""
+def joined(times: Sequence[Times]) -> Times:
+    """Of a request's answers, of which there is one at least: up to the first token those of the answer that had one
+    first, from then on the longest."""
+    first = min(times, key=lambda one: one.total_ns if one.first_token_ns is None else one.first_token_ns)
+    return replace(first, decode_ns=max(one.decode_ns for one in times), total_ns=max(one.total_ns for one in times))
 
-    def __init__(self, tracer: Tracer, parent: Context, now: int) -> None:
+
+class RequestTrace:
+    """Told what happens to an answer, in order. index: None where it is the only one."""
+
+    def __init__(self, tracer: Tracer, parent: Context, now: int, index: int | None = None) -> None:
         self._tracer = tracer
+        self._index = index
         self._parent = parent
         self._start = now
         self._queued_at: int | None = None
@@ -115,6 +124,8 @@ class RequestTrace:
         self._queue = None
 
     def _open(self, name: str, attributes: dict[str, str | int]) -> Span:
+        if self._index is not None:
+            attributes = {**attributes, names.ANSWER_INDEX: self._index}
         return self._tracer.start_span(name, context=self._parent, attributes=attributes)
 
     def _end_work(self, attributes: dict[str, int]) -> None:

@@ -24,9 +24,9 @@ from services.scheduler.engine import Engine
 from services.scheduler.grammars import Grammars
 from services.scheduler.intake import LimitPolicy, read_cache, read_generate, read_prompt
 from services.scheduler.lease import SCHEMA_REVISION, Lease
-from services.scheduler.live import LiveRequest
+from services.scheduler.live import LiveAnswer, LiveRequest
 from services.scheduler.observer import Refusal
-from services.scheduler.outbox import Drawn
+from services.scheduler.outbox import Drawn, Ended, Event, Scored, Whole
 from tercet.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 FINISH_REASONS: Final = {
@@ -53,6 +53,7 @@ STATES: Final = {
 }
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000
+SCORED_MOST: Final = 512  # tokens of the prompt whose logprobs come in one event
 
 Context = Any  # grpc.aio.ServicerContext is generic in ways that the generated servicers don't name
 
@@ -82,13 +83,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         live = await self._admit(request, context)
         try:
             yield scheduler_pb2.SchedulerServiceGenerateResponse(accepted=_accepted(live))
-            while isinstance(event := await live.next_event(), Drawn):
-                yield scheduler_pb2.SchedulerServiceGenerateResponse(delta=_delta(event))
+            while not isinstance(event := await live.next_event(), Whole | ServiceError):
+                for message in _messages(event, live):
+                    yield message
             if isinstance(event, ServiceError):
                 raise event
-            yield scheduler_pb2.SchedulerServiceGenerateResponse(
-                finished=_finished(event, len(live.admission.output_ids))
-            )
         finally:
             self._engine.cancel(live, CancelledByCaller("the caller is gone"))
 
@@ -121,11 +120,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SchedulerServiceStopResponse:
         if request.reason != scheduler_pb2.STOP_REASON_STOP_STRING:
             raise InvalidArgument("reason must be STOP_REASON_STOP_STRING", field="reason")
-        if request.index:
-            raise InvalidArgument("index is beyond the answers of this request", field="index", limit=0)
         tenant, request_id, attempt = _named(request.context, context)
         return scheduler_pb2.SchedulerServiceStopResponse(
-            was_live=self._engine.stop(tenant, request_id, request.kept_tokens, attempt)
+            was_live=self._engine.stop(tenant, request_id, request.kept_tokens, attempt, request.index)
         )
 
     async def Abort(
@@ -180,10 +177,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise InvalidArgument(f"page_size is {size}; it must be 1 to {LIST_MAX}", field="page_size", limit=LIST_MAX)
         views = self._engine.views()
         start = _serial(request.page_token) if request.page_token else 0
-        first = next((at for at, (live, _) in enumerate(views) if _serial(live.key) >= start), len(views))
+        first = next((at for at, (answer, _) in enumerate(views) if _serial(answer.key) >= start), len(views))
         page, after = views[first : first + size], views[first + size : first + size + 1]
         return scheduler_pb2.SchedulerServiceListRequestsResponse(
-            requests=[*(self._snapshot(live, view) for live, view in page), *(() if after else self._in_grammar())],
+            requests=[*(self._snapshot(answer, view) for answer, view in page), *(() if after else self._in_grammar())],
             next_page_token=after[0][0].key if after else "",
         )
 
@@ -198,24 +195,26 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 state=scheduler_pb2.REQUEST_STATE_GRAMMAR,
                 age_ns=now - waiting.since,
                 prompt_tokens=len(admission.prompt_ids),
-                output_tokens=len(admission.output_ids),
+                output_tokens=admission.resumed_tokens,
                 priority=admission.caller.priority,
                 waits_for="grammar",
                 waited_ns=now - waiting.since,
             )
 
-    def _snapshot(self, live: LiveRequest, view: SequenceView) -> scheduler_pb2.RequestSnapshot:
+    def _snapshot(self, answer: LiveAnswer, view: SequenceView) -> scheduler_pb2.RequestSnapshot:
+        caller = answer.request.admission.caller
         wait, now = self._engine.wait(view), self._engine.now()
         executors = {lease.lane: lease.state.target for lease in self._leases}
         return scheduler_pb2.RequestSnapshot(
-            request_id=live.admission.caller.request_id,
-            tenant=live.admission.caller.tenant,
+            request_id=caller.request_id,
+            tenant=caller.tenant,
+            index=answer.index,
             state=scheduler_pb2.REQUEST_STATE_PREEMPTED
             if view.phase is Phase.QUEUE and view.preemptions
             else STATES[view.phase],
             age_ns=now - view.submitted_ns,
             prompt_tokens=view.prompt_len,
-            output_tokens=live.output_tokens,
+            output_tokens=answer.output_tokens,
             computed_tokens=view.computed,
             blocks=view.blocks,
             preemptions=view.preemptions,
@@ -312,20 +311,39 @@ def _accepted(live: LiveRequest) -> scheduler_pb2.SchedulerAccepted:
         request_id=live.admission.caller.request_id,
         numerics=live.numerics,
         degraded=[RUNGS[rung] for rung in live.degraded],
+        n=len(live.answers),
     )
+
+
+def _messages(event: Event, live: LiveRequest) -> Iterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
+    match event:
+        case Drawn():
+            yield scheduler_pb2.SchedulerServiceGenerateResponse(delta=_delta(event))
+        case Scored():
+            for start in range(0, len(event.logprobs), SCORED_MOST):
+                rows = [wire.logprobs_to_proto(row) for row in event.logprobs[start : start + SCORED_MOST]]
+                yield scheduler_pb2.SchedulerServiceGenerateResponse(
+                    prompt_logprobs=scheduler_pb2.PromptLogprobs(logprobs=rows)
+                )
+        case Ended():
+            finished = _finished(event.completed, event.index, live.answers[event.index].resumed)
+            yield scheduler_pb2.SchedulerServiceGenerateResponse(finished=finished)
 
 
 def _delta(drawn: Drawn) -> scheduler_pb2.TokenDelta:
     return scheduler_pb2.TokenDelta(
-        token_ids=drawn.token_ids, logprobs=[wire.logprobs_to_proto(row) for row in drawn.logprobs]
+        index=drawn.index,
+        token_ids=drawn.token_ids,
+        logprobs=[wire.logprobs_to_proto(row) for row in drawn.logprobs],
     )
 
 
-def _finished(completed: Completed, resumed: int) -> scheduler_pb2.SchedulerFinished:
+def _finished(completed: Completed, index: int, resumed: int) -> scheduler_pb2.SchedulerFinished:
     """Its usage is the whole answer's: the `resumed` tokens that another scheduler drew count too."""
     finished, times = completed.finished, completed.times
     usage = finished.usage
     return scheduler_pb2.SchedulerFinished(
+        index=index,
         reason=FINISH_REASONS[finished.reason.value],
         usage=common_pb2.Usage(
             prompt_tokens=usage.prompt_tokens,

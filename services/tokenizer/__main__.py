@@ -6,15 +6,17 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Final
 
-from services.address import parse_address
+from services.address import Address, parse_address
 from services.config import TokenizerConfig
 from services.gateway.app import make_app
 from services.gateway.server import serve as serve_http
 from services.metrics import TokenizerMetrics
-from services.process import Process, leave, run, serving, unless_stopped
-from services.rpc import Door, make_channel
+from services.process import Process, StartError, door, leave, run, serving, unless_stopped
+from services.rpc import Door, ServerOptions, make_channel
 from services.tokenizer.edge import EdgeIdentity, TextEdge
 from services.tokenizer.export import pack, tokenizer_files
 from services.tokenizer.grammar_check import GrammarCheck
@@ -33,11 +35,15 @@ SERVICE: Final = "tercet.v1.TokenizerService"
 
 
 async def serve(config: TokenizerConfig, process: Process) -> None:
+    if config.vllm_grpc_port is not None:
+        _adapter_vllm()
     trust = open_trust(config.trust, config.calls, config.keys.api_keys)
     trust.check_targets(config.scheduler)
     http_tls = trust.http(config.http_trust.http_client_ca)
     if config.http is not None:
         trust.check_listen("--http", config.http, http_tls)
+    if config.vllm_grpc_port is not None:
+        trust.check_listen("--vllm-grpc-port", _vllm_listen(config), trust.certificates)
     text = load_text(config.model)
     name, model, template = text.name, text.model, text.template
     tracer = process.telemetry.tracer
@@ -85,6 +91,13 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
                 trust=trust,
             )
         )
+        if config.vllm_grpc_port is not None:
+            adapter = _adapter_vllm()
+            add = await stack.enter_async_context(adapter.vllm_engine(edge, model, schedulers, archive))
+            options = ServerOptions(slow_reader_s=config.slow_reader_s, any_pings=True)
+            await stack.enter_async_context(
+                door(process, _vllm_listen(config), add, (adapter.SERVICE,), options, trust)
+            )
         http = None
         if config.http is not None:
             app = make_app(
@@ -104,6 +117,20 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
         await edge.cut()
         if http is not None:
             await http.close(HTTP_GRACE_S)
+
+
+def _vllm_listen(config: TokenizerConfig) -> str:
+    return Address(config.vllm_grpc_host, config.vllm_grpc_port).target
+
+
+def _adapter_vllm() -> ModuleType:
+    """Imported where it is asked for: nobody else needs the package that its messages come from."""
+    try:
+        return import_module("services.tokenizer.adapter_vllm")
+    except (ImportError, RuntimeError) as error:  # the second: of generated code, where grpcio is too old for it
+        raise StartError(
+            f"--vllm-grpc-port needs the extra vllm-grpc, pip install 'tercet-server[vllm-grpc]': {error}"
+        ) from error
 
 
 def main(argv: Sequence[str]) -> int:

@@ -27,19 +27,30 @@ class AnswerRules:
 
 
 class Answer:
-    """Raises InvalidText for stop strings that are not allowed."""
+    """Raises InvalidText for stop strings that are not allowed.
 
-    def __init__(self, model: TextModel, rules: AnswerRules) -> None:
+    index: its place among the answers to one prompt. matcher: fresh, of these rules; None: made here.
+    """
+
+    def __init__(
+        self, model: TextModel, rules: AnswerRules, index: int = 0, matcher: StopMatcher | None = None
+    ) -> None:
         self._model = model
         self._rules = rules
+        self._index = index
+        self._matcher = StopMatcher(rules.stops, rules.include_stop) if matcher is None else matcher
         self._stream = TextStream(
             Detokenizer(model.token_bytes, model.is_special, skip_special=not rules.keep_special),
-            StopMatcher(rules.stops, rules.include_stop),
+            self._matcher,
             min_tokens=rules.min_tokens,
         )
         self._logprobs: deque[tokenizer_pb2.TextLogprobs] = deque()
         self._stop_id: int | None = None
         self.characters = 0
+
+    def sibling(self, index: int) -> "Answer":
+        """A fresh one under the same rules."""
+        return Answer(self._model, self._rules, index, self._matcher.fresh())
 
     @property
     def stop_string(self) -> str | None:
@@ -60,7 +71,7 @@ class Answer:
         self, token_ids: Sequence[int], logprobs: Iterable[common_pb2.TokenLogprobs]
     ) -> list[tokenizer_pb2.TextDelta]:
         self._logprobs.extend(
-            self._with_text(token_id, row) for token_id, row in zip(token_ids, logprobs, strict=False)
+            with_text(self._model, token_id, row) for token_id, row in zip(token_ids, logprobs, strict=False)
         )
         text_ids = list(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_ids and self.stop_string is None:
@@ -86,16 +97,19 @@ class Answer:
         for piece in pieces:
             rows = [self._logprobs.popleft() for _ in piece.token_ids if self._logprobs]
             self.characters += len(piece.text)
-            deltas.append(tokenizer_pb2.TextDelta(text=piece.text, token_ids=piece.token_ids, logprobs=rows))
+            deltas.append(
+                tokenizer_pb2.TextDelta(index=self._index, text=piece.text, token_ids=piece.token_ids, logprobs=rows)
+            )
         return deltas
 
-    def _with_text(self, token_id: int, row: common_pb2.TokenLogprobs) -> tokenizer_pb2.TextLogprobs:
-        return tokenizer_pb2.TextLogprobs(
-            drawn=self._entry(token_id, row.drawn), top=[self._entry(top.token_id, top.logprob) for top in row.top]
-        )
 
-    def _entry(self, token_id: int, logprob: float) -> tokenizer_pb2.TextLogprob:
-        raw = self._model.token_bytes(token_id)
-        return tokenizer_pb2.TextLogprob(
-            token_id=token_id, logprob=logprob, text=raw.decode("utf-8", "replace"), bytes=raw
-        )
+def with_text(model: TextModel, token_id: int, row: common_pb2.TokenLogprobs) -> tokenizer_pb2.TextLogprobs:
+    """A token's logprobs with the tokens' texts and bytes."""
+    return tokenizer_pb2.TextLogprobs(
+        drawn=_entry(model, token_id, row.drawn), top=[_entry(model, top.token_id, top.logprob) for top in row.top]
+    )
+
+
+def _entry(model: TextModel, token_id: int, logprob: float) -> tokenizer_pb2.TextLogprob:
+    raw = model.token_bytes(token_id)
+    return tokenizer_pb2.TextLogprob(token_id=token_id, logprob=logprob, text=raw.decode("utf-8", "replace"), bytes=raw)

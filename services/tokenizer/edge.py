@@ -19,20 +19,22 @@ from opentelemetry.trace import Span, Tracer
 
 from services import names, trace_context
 from services.callers import Caller, read_caller
-from services.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from services.errors import InvalidArgument, NotFound, Unavailable
 from services.gateway.engine import EngineCall
 from services.hops import keep_margin
 from services.peers import Route, State
 from services.rpc_errors import from_rpc_error
 from services.tokenizer import placement, upstream, verbs
+from services.tokenizer.aborts import Aborts, UnderWay
 from services.tokenizer.answer import Answer, AnswerRules
+from services.tokenizer.answers import Answers
 from services.tokenizer.chain import ChainState
 from services.tokenizer.grammar_check import GrammarCheck
 from services.tokenizer.house import House
 from services.tokenizer.invalid import InvalidText
 from services.tokenizer.prompts import Prompts
 from services.tokenizer.report import EdgeReport, Told
-from services.tokenizer.resume import Rest, check_resume, unknown_logprobs
+from services.tokenizer.resume import check_resume
 from services.tokenizer.schedulers import Scheduler, Schedulers
 from services.tokenizer.text import TextModel
 from services.tokenizer.upstream import AtScheduler, Upstream
@@ -90,6 +92,7 @@ class TextEdge:
         self._draining = False
         self._cut = False
         self._streams: set[grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]] = set()
+        self._aborts = Aborts()
 
     def drain(self) -> None:
         """Refuses new requests from now on."""
@@ -108,6 +111,11 @@ class TextEdge:
             stream.cancel()
         await self.drained(CUT_S)
 
+    def abort(self, tenant: str, request_id: str) -> bool:
+        """Ends a request with Cancelled, as if its caller had gone. False: it is not here; should it come yet, it ends
+        at once."""
+        return self._aborts.abort(tenant, request_id)
+
     async def generate(
         self, request: Request, call: EngineCall, metadata: Mapping[str, str] | None = None
     ) -> AsyncGenerator[Response, None]:
@@ -119,36 +127,41 @@ class TextEdge:
             given = call.metadata if metadata is None else metadata
             caller = read_caller(request.context, given, call.request_id, call.principal)
             told.identify(caller)
-            async with aclosing(self._answer(request, call, caller, told)) as events:
-                async for event in events:
-                    yield event
+            with self._aborts.request(caller) as under_way:
+                async with aclosing(self._answer(request, call, caller, told, under_way)) as events:
+                    async for event in events:
+                        yield event
 
     async def _answer(
-        self, request: Request, call: EngineCall, caller: Caller, told: Told
+        self, request: Request, call: EngineCall, caller: Caller, told: Told, under_way: UnderWay
     ) -> AsyncGenerator[Response, None]:
         if self._draining:
             raise Unavailable("the tokenizer is draining and takes no new requests", reason="DRAINING")
         self._refuse(request)
         chain = self._schedulers.require()
         try:
-            answer = Answer(self._model, self._rules(request, chain))
+            answers = Answers(self._model, request, Answer(self._model, self._rules(request, chain)))
         except InvalidText as error:
             raise InvalidArgument(str(error), field=error.field) from error
         began = time.monotonic_ns()
         prompt_ids = await self._prompt_ids(request, call)
         told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
         grammar = await self._grammars.checked(request.sampling)
-        rest = Rest(request.resume.chars_delivered, len(request.resume.output_ids))
-        replayed = answer.push(request.resume.output_ids, unknown_logprobs(request))
+        keep_special = request.keep_special_tokens
+        echo = await self._prompts.decode(prompt_ids, skip_special=not keep_special) if request.echo else None
+        answers.begin(prompt_ids, echo)
+        replayed = answers.replay()
         message = self._message(request, caller, prompt_ids, call)
         if grammar is not None:
             message.sampling.grammar.CopyFrom(grammar)
+        if not answers.wants_prompt:
+            message.sampling.ClearField("prompt_logprobs")
         route = self._schedulers.route(_key(message), request.resume.numerics or None)
         source = Upstream(
             message,
             AtScheduler(message, lambda: time.monotonic_ns() - call.started_ns),
             route,
-            lambda message: self._open(message, route, call, told),
+            lambda message: self._open(message, route, call, told, under_way),
             time.monotonic() + _left_s(call),
             self._resume_grace_s,
             caller.request_id,
@@ -164,38 +177,55 @@ class TextEdge:
                                 is_accepted = True
                                 _check_same(event.accepted, route.seen)
                                 route.numerics = event.accepted.numerics
-                                yield Response(accepted=self._accepted(event.accepted, request, prompt_ids))
-                                for delta in rest.of(replayed):
+                                answers.keep(event.accepted.n)
+                                yield Response(
+                                    accepted=self._accepted(event.accepted, request, prompt_ids, len(answers))
+                                )
+                                for delta in replayed:
                                     yield Response(delta=delta)
                             else:
                                 told.span.add_event(names.EVENT_SCHEDULER_LOST)
-                            if answer.stop_string is not None:  # what was told before the loss is not known there
-                                await self._stop(route, caller, source.attempt, answer.kept_tokens, told)
+                                answers.retried()
+                            for index, kept in answers.stopped():  # what was told before the loss is not known there
+                                await self._stop(route, caller, source.attempt, index, kept, told)
+                        case "prompt_logprobs":
+                            if (scored := answers.score(event.prompt_logprobs.logprobs)) is not None:
+                                yield Response(prompt_logprobs=scored)
                         case "delta":
                             span = span or self._tracer.start_span(names.SPAN_DETOKENIZE, context=call.context)
-                            was_stopped = answer.stop_string is not None
+                            if (scored := answers.score_end()) is not None:
+                                yield Response(prompt_logprobs=scored)
                             drawn = event.delta
-                            for delta in rest.of(told.decoding(answer.push, drawn.token_ids, drawn.logprobs)):
+                            was_stopped = answers.is_stopped(drawn.index)
+                            for delta in told.decoding(answers.push, drawn.index, drawn.token_ids, drawn.logprobs):
                                 yield Response(delta=delta)
-                            if answer.stop_string is not None and not was_stopped:
-                                await self._stop(route, caller, source.attempt, answer.kept_tokens, told)
+                            if answers.is_stopped(drawn.index) and not was_stopped:
+                                kept = dict(answers.stopped())[drawn.index]
+                                await self._stop(route, caller, source.attempt, drawn.index, kept, told)
                         case "finished":
-                            for delta in rest.of(told.decoding(answer.finish)):
+                            if (scored := answers.score_end()) is not None:
+                                yield Response(prompt_logprobs=scored)
+                            index = event.finished.index
+                            for delta in told.decoding(answers.finish, index):
                                 yield Response(delta=delta)
                             yield Response(
                                 finished=told.finished(
-                                    _finished(event.finished, answer), by_stop_string=answer.stop_string is not None
+                                    answers.end(event.finished),
+                                    by_stop_string=answers.is_stopped(index),
+                                    last=answers.all_ended,
                                 )
                             )
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._cut and (task is None or not task.cancelling()):
-                raise _drained() from None
+            if task is None or not task.cancelling():  # by whoever cancelled the stream
+                under_way.check()
+                if self._cut:
+                    raise _drained() from None
             raise
         finally:
             route.leave()
             if span is not None:
-                span.set_attribute(names.TEXT_CHARACTERS, answer.characters)
+                span.set_attribute(names.TEXT_CHARACTERS, answers.characters)
                 span.end()
 
     async def _prompt_ids(self, request: Request, call: EngineCall) -> list[int]:
@@ -205,8 +235,9 @@ class TextEdge:
         return list(request.resume.prompt_ids)
 
     def _open(
-        self, message: SchedulerRequest, route: Route[Scheduler], call: EngineCall, told: Told
+        self, message: SchedulerRequest, route: Route[Scheduler], call: EngineCall, told: Told, under_way: UnderWay
     ) -> "grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]":
+        under_way.check()
         if self._cut:
             raise _drained()
         scheduler = route.take()
@@ -214,6 +245,7 @@ class TextEdge:
         stream = scheduler.calls.Generate(message, timeout=_left_s(call), metadata=trace_context.inject(told.span))
         self._streams.add(stream)
         stream.add_done_callback(self._streams.discard)
+        under_way.call = stream
         return stream
 
     async def tokenize(
@@ -266,8 +298,6 @@ class TextEdge:
                 reason="MODEL_NOT_FOUND",
                 field="model",
             )
-        if request.echo:
-            raise Unimplemented("echo is not served by this build", field="echo")
 
     def _rules(self, request: Request, chain: ChainState) -> AnswerRules:
         own_ends: tuple[int, ...] = ()
@@ -293,7 +323,7 @@ class TextEdge:
         )
 
     def _accepted(
-        self, accepted: scheduler_pb2.SchedulerAccepted, request: Request, prompt_ids: list[int]
+        self, accepted: scheduler_pb2.SchedulerAccepted, request: Request, prompt_ids: list[int], n: int
     ) -> tokenizer_pb2.Accepted:
         return tokenizer_pb2.Accepted(
             request_id=accepted.request_id,
@@ -305,9 +335,12 @@ class TextEdge:
             prompt_ids=prompt_ids if request.return_prompt_ids else (),
             numerics=accepted.numerics,
             model=self._identity.model_name,
+            n=n,
         )
 
-    async def _stop(self, route: Route[Scheduler], caller: Caller, attempt: int, kept_tokens: int, told: Told) -> None:
+    async def _stop(
+        self, route: Route[Scheduler], caller: Caller, attempt: int, index: int, kept_tokens: int, told: Told
+    ) -> None:
         """Tells the scheduler that has it. If that fails the text is complete all the same, so only the end is late."""
         if route.current is None:
             return
@@ -315,6 +348,7 @@ class TextEdge:
             await route.current.calls.Stop(
                 scheduler_pb2.SchedulerServiceStopRequest(
                     context=_context(caller, attempt),
+                    index=index,
                     kept_tokens=kept_tokens,
                     reason=scheduler_pb2.STOP_REASON_STOP_STRING,
                 ),
@@ -354,22 +388,3 @@ def _context(caller: Caller, attempt: int) -> common_pb2.RequestContext:
     return common_pb2.RequestContext(
         request_id=caller.request_id, tenant=caller.tenant, priority=caller.priority, attempt=attempt
     )
-
-
-def _finished(finished: scheduler_pb2.SchedulerFinished, answer: Answer) -> tokenizer_pb2.Finished:
-    """The scheduler's end, in the words of the text. A stop string that was completed by the very last token is known
-    only here: then the reason and the usage are corrected."""
-    result = tokenizer_pb2.Finished(
-        reason=finished.reason,
-        stop_match=answer.stop_match,
-        usage=finished.usage,
-        times=finished.times,
-        limit=finished.limit,
-    )
-    if answer.stop_string is not None:
-        result.reason = common_pb2.FINISH_REASON_STOP
-        result.limit = common_pb2.TIME_LIMIT_KIND_UNSPECIFIED
-        dropped = result.usage.delivered_tokens - answer.kept_tokens
-        result.usage.delivered_tokens -= dropped
-        result.usage.discarded_tokens += dropped
-    return result

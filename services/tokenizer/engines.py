@@ -5,6 +5,7 @@ serving can't produce a control token: it does not hold one, or holds it under a
 an engine never changes; several threads may use it.
 """
 
+import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -60,8 +61,7 @@ class ByteLevelEngine:
     def encode(self, text: str, *, is_first: bool) -> list[int]:
         if len(self._known_bytes) < 256:
             self._require_known_bytes(text)
-        ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._engine, text).ids
 
     def _require_known_bytes(self, text: str) -> None:
         # Some vocabularies lack rare bytes, and the library would drop them without a word.
@@ -86,8 +86,7 @@ class PieceEngine:
         self._first = _first(vocabulary)
 
     def encode(self, text: str, *, is_first: bool) -> list[int]:
-        ids: list[int] = self._engine.encode(self._first(text, is_first), add_special_tokens=False).ids
-        return ids
+        return _encode(self._engine, self._first(text, is_first)).ids
 
 
 class UnigramEngine:
@@ -108,10 +107,12 @@ class UnigramEngine:
         self._bytes = _byte_ids(vocabulary)
 
     def encode(self, text: str, *, is_first: bool) -> list[int]:
-        encoding = self._engine.encode(self._first(text, is_first), add_special_tokens=False)
-        ids: list[int] = encoding.ids
+        written = self._first(text, is_first)
+        ids = _encode(self._engine, written).ids
         if self._unknown_id not in ids or len(self._bytes) < 256:
             return ids
+        # The fast form does not keep what each piece was.
+        encoding = self._engine.encode_batch([written], add_special_tokens=False)[0]
         out: list[int] = []
         for token_id, piece in zip(ids, encoding.tokens, strict=True):
             if token_id == self._unknown_id:
@@ -119,6 +120,26 @@ class UnigramEngine:
             else:
                 out.append(token_id)
         return out
+
+
+class _Encoding(Protocol):
+    @property
+    def ids(self) -> list[int]: ...
+
+    @property
+    def tokens(self) -> list[str]: ...
+
+
+def _encode(engine: Tokenizer, text: str) -> _Encoding:
+    # As a batch of one: `encode` keeps the interpreter's lock for as long as it takes, a second for a megabyte.
+    found: _Encoding = engine.encode_batch_fast([text], add_special_tokens=False)[0]
+    return found
+
+
+def encode_in_the_callers_thread() -> None:
+    """To be called where a process starts: without it a batch goes through the library's own pool of threads, where a
+    short text waits for long ones."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _byte_level(vocabulary: Vocabulary, texts: Iterable[str], ids: Iterable[int]) -> Tokenizer:
@@ -198,7 +219,7 @@ def _first(vocabulary: Vocabulary) -> Callable[[str, bool], str]:
     users = tuple(
         text for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind is TokenType.USER_DEFINED
     )
-    return lambda text, is_first: SPACE + text if is_first and not text.startswith(users) else text
+    return lambda text, is_first: SPACE + text if is_first and not text.startswith((" ", SPACE, *users)) else text
 
 
 # Names with a space: in a text each space has become SPACE before pieces are looked for.

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from services.tokenizer.huggingface import TYPES_KEY
 from services.tokenizer.templates import ChatTemplate
 from services.tokenizer.text import TextModel
 
@@ -48,6 +49,9 @@ def tokenizer_files(model: TextModel, template: ChatTemplate | None, max_model_l
         "clean_up_tokenization_spaces": False,
         **special,
     }
+    config["add_bos_token"], config["add_eos_token"] = model.adds
+    if unspoken := model.other_types():
+        config[TYPES_KEY] = unspoken
     if max_model_len is not None:
         config["model_max_length"] = max_model_len
     if template is not None:

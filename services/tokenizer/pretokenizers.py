@@ -109,23 +109,29 @@ _GPT_2 = PreTokenizerKind(_gpt2)
 _QWEN = PreTokenizerKind(_steps(_split(_QWEN_2), _bytes_only), nfc=True)
 _O200K = PreTokenizerKind(_steps(_split(_GPT_4O), _bytes_only))
 
+# Of names that stand for one and the same row, the first is used where only the rules are known.
 PRE_TOKENIZERS: dict[str, PreTokenizerKind] = {
-    "command-r": PreTokenizerKind(_steps(_digits, _gpt2), nfc=True),
-    "deepseek-coder": PreTokenizerKind(_steps(*map(_split, _DEEPSEEK_CODER), _digits, _bytes_only)),
-    "deepseek-llm": PreTokenizerKind(_steps(*map(_split, _DEEPSEEK_LLM), _digits, _bytes_only)),
-    "deepseek-r1-qwen": _QWEN,
-    "deepseek-v3": PreTokenizerKind(_steps(*map(_split, _DEEPSEEK_V3), _bytes_only)),
-    "falcon": PreTokenizerKind(_steps(_contiguous_punctuation, _gpt2, _numbers, _threes)),
     "gpt-2": _GPT_2,
-    "gpt-4o": _O200K,
     "llama-bpe": _LLAMA_BPE,
-    "llama-v3": _LLAMA_BPE,
     "llama3": _LLAMA_BPE,
-    "llama4": _O200K,
-    "mpt": PreTokenizerKind(_gpt2, nfc=True),
+    "llama-v3": _LLAMA_BPE,
     "qwen2": _QWEN,
-    "refact": _DIGITS_THEN_GPT_2,
+    "deepseek-r1-qwen": _QWEN,
     "smollm": _DIGITS_THEN_GPT_2,
     "starcoder": _DIGITS_THEN_GPT_2,
+    "refact": _DIGITS_THEN_GPT_2,
+    "deepseek-llm": PreTokenizerKind(_steps(*map(_split, _DEEPSEEK_LLM), _digits, _bytes_only)),
+    "deepseek-coder": PreTokenizerKind(_steps(*map(_split, _DEEPSEEK_CODER), _digits, _bytes_only)),
+    "deepseek-v3": PreTokenizerKind(_steps(*map(_split, _DEEPSEEK_V3), _bytes_only)),
     "tekken": PreTokenizerKind(_steps(_split(_TEKKEN), _bytes_only), ignore_merges=True, default_add_bos=True),
+    "gpt-4o": _O200K,
+    "llama4": _O200K,
+    "command-r": PreTokenizerKind(_steps(_digits, _gpt2), nfc=True),
+    "falcon": PreTokenizerKind(_steps(_contiguous_punctuation, _gpt2, _numbers, _threes)),
+    "mpt": PreTokenizerKind(_gpt2, nfc=True),
 }
+
+
+def canonical_name(pre: str) -> str:
+    """The first name of the same row."""
+    return next(name for name, row in PRE_TOKENIZERS.items() if row is PRE_TOKENIZERS[pre])

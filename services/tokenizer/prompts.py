@@ -6,6 +6,7 @@ a control token (see `text` and `templates`).
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from services.tokenizer.templates import ChatMessage, ChatTemplate, RenderedChat
 from services.tokenizer.text import TextModel
 from tercet.v1 import tokenizer_pb2
 
-INLINE_CHARS: Final = 4096  # encoding so much takes about as long as handing it to a thread
+INLINE_CHARS: Final = 1024  # about as long as handing it to a thread and back takes under load
+LONG_CHARS: Final = 64 * 1024
 TEMPLATE_S: Final = 5.0
 
 Result = TypeVar("Result")
@@ -40,6 +42,8 @@ class Prompts:
         self._template = template
         self._limits = limits
         self._tracer = tracer
+        # Long prompts leave threads and a core to the others.
+        self._long = asyncio.Semaphore(max(1, (os.cpu_count() or 1) - 1))
 
     async def encode(self, request: tokenizer_pb2.TokenizerServiceGenerateRequest, parent: Context) -> list[int]:
         """Raises InvalidArgument naming the field and the limit."""
@@ -108,7 +112,12 @@ class Prompts:
 
     async def _off_loop(self, size: int, work: Callable[[], Result]) -> Result:
         try:
-            return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
+            if size <= INLINE_CHARS:
+                return work()
+            if size <= LONG_CHARS:
+                return await asyncio.to_thread(work)
+            async with self._long:
+                return await asyncio.to_thread(work)
         except InvalidText as error:
             raise InvalidArgument(str(error), field=error.field) from error
         except TemplateFailure as error:

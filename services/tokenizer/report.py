@@ -128,6 +128,7 @@ class Told:
         self._detokenize_ns = 0
         self._first_token_ns: int | None = None
         self._ended = False
+        self._ends: dict[int, tokenizer_pb2.Finished] = {}  # by answer
         self._scheduler: str | None = None
         self.span.set_attributes(
             {
@@ -168,23 +169,26 @@ class Told:
                 self._first_token_ns = self._elapsed()
             yield delta
 
-    def finished(self, finished: tokenizer_pb2.Finished, *, by_stop_string: bool) -> tokenizer_pb2.Finished:
-        """The same message with this edge's own times; the request has ended well."""
+    def finished(self, finished: tokenizer_pb2.Finished, *, by_stop_string: bool, last: bool) -> tokenizer_pb2.Finished:
+        """The same message with this edge's own times. last: with it the request has ended well."""
         finished.times.tokenize_ns = self._tokenize_ns
         finished.times.first_token_ns = self._first_token_ns or 0
         finished.times.total_ns = self._elapsed()
-        self._output_tokens = finished.usage.delivered_tokens
         if by_stop_string:
             self._metrics.stop_strings.inc()
-        reason = FINISHED.get(finished.reason, "failed")
-        self.span.set_attributes(
-            {
-                names.GEN_AI_RESPONSE_FINISH_REASONS: [reason],
-                names.CACHED_TOKENS: finished.usage.cached_tokens,
-                names.PREEMPTIONS: finished.usage.preemptions,
-            }
-        )
-        self.end(reason, "")
+        self._ends[finished.index] = finished
+        if last:
+            ends = [self._ends[index] for index in sorted(self._ends)]
+            reasons = [FINISHED.get(end.reason, "failed") for end in ends]
+            self._output_tokens = sum(end.usage.delivered_tokens for end in ends)
+            self.span.set_attributes(
+                {
+                    names.GEN_AI_RESPONSE_FINISH_REASONS: reasons,
+                    names.CACHED_TOKENS: min(end.usage.cached_tokens for end in ends),
+                    names.PREEMPTIONS: sum(end.usage.preemptions for end in ends),
+                }
+            )
+            self.end(reasons[0], "")
         return finished
 
     def end(self, outcome: str, reason: str) -> None:

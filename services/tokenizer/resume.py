@@ -50,7 +50,6 @@ class Rest:
                 )
 
 
-def unknown_logprobs(request: Request) -> list[common_pb2.TokenLogprobs]:
+def unknown_logprobs(ids: int, asked_for: bool) -> list[common_pb2.TokenLogprobs]:
     """Stand-ins for the logprobs of ids that were delivered with theirs; they are dropped with the ids."""
-    count = len(request.resume.output_ids) if request.sampling.HasField("logprobs") else 0
-    return [common_pb2.TokenLogprobs() for _ in range(count)]
+    return [common_pb2.TokenLogprobs() for _ in range(ids if asked_for else 0)]

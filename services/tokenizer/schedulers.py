@@ -41,10 +41,11 @@ class Unobserved:
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """A peer. calls: of requests; traced. chain: what is seen of it."""
+    """A peer. calls: of requests; traced. asking: of what is polled. chain: what is seen of it."""
 
     target: str
     calls: "SchedulerServiceAsyncStub"
+    asking: "SchedulerServiceAsyncStub"
     chain: Chain
 
     @property
@@ -68,6 +69,7 @@ class Schedulers:
                 Scheduler(
                     door.target,
                     scheduler_pb2_grpc.SchedulerServiceStub(door.calls),
+                    scheduler_pb2_grpc.SchedulerServiceStub(door.asking),
                     Chain(door.asking, tokenizer_hash, self.note),
                 )
                 for door in doors

@@ -46,7 +46,16 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
         _validate(stops)
-        self._automaton = _Automaton(stops)
+        self._begin_with(_Automaton(stops), include_stop)
+
+    def fresh(self) -> "StopMatcher":
+        """One for another text, with the same stop strings; what was built of them is shared."""
+        matcher = StopMatcher.__new__(StopMatcher)
+        matcher._begin_with(self._automaton, self._include_stop)
+        return matcher
+
+    def _begin_with(self, automaton: "_Automaton", include_stop: bool) -> None:
+        self._automaton = automaton
         self._include_stop = include_stop
         self._state = _ROOT
         self._held = ""

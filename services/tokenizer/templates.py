@@ -91,6 +91,11 @@ def load_chat_template(
         return None
     if not isinstance(source, str):
         raise InvalidTokenizer(_FIELD, f"must be a string, not {type(source).__name__}")
+    return make_chat_template(source, model, limits)
+
+
+def make_chat_template(source: str, model: TextModel, limits: TemplateLimits | None = None) -> "ChatTemplate":
+    """A template's source with the tokens of its model. Raises InvalidTokenizer as `load_chat_template`."""
     return ChatTemplate(
         source,
         control_tokens=model.control_tokens,

@@ -73,6 +73,20 @@ class TextModel:
         return self._vocabulary.eos_ids
 
     @property
+    def adds(self) -> tuple[bool, bool]:
+        """Whether encoding puts BOS before a text, and EOS after it."""
+        return self._vocabulary.add_bos, self._vocabulary.add_eos
+
+    def other_types(self) -> dict[str, list[int]]:
+        """Ids by the name of their type, of the types that `to_json` has no word for."""
+        plain = (TokenType.NORMAL, TokenType.CONTROL, TokenType.USER_DEFINED)
+        found: dict[str, list[int]] = {}
+        for index, kind in enumerate(self._vocabulary.types):
+            if kind not in plain:
+                found.setdefault(kind.name, []).append(index)
+        return found
+
+    @property
     def control_tokens(self) -> tuple[str, ...]:
         return tuple(self._control_ids)
 

@@ -80,6 +80,10 @@ class Progress(Protocol[Q_co, E_contra]):
         """A delta."""
         ...
 
+    def finish(self, event: E_contra) -> bool:
+        """An answer's end; whether that was the last one's."""
+        ...
+
     def again(self, attempt: int) -> Q_co | None:
         """The message of a further try; None: it can't go on."""
         ...
@@ -135,7 +139,7 @@ class Upstream(Generic[Q, E]):
                                 lost_at, tries = None, 0
                                 self.way.progress()
                         case "finished":
-                            ended = True
+                            ended = self.delivered.finish(event)
                     yield event
                 return
             except grpc.aio.AioRpcError as error:
@@ -183,11 +187,16 @@ class AtScheduler:
 
     message: Request
     elapsed_ns: Callable[[], int]
-    ids: list[int] = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)  # by answer
+    finished: set[int] = field(default_factory=set)  # answers
     told: scheduler_pb2.SchedulerAccepted | None = None
 
     def __post_init__(self) -> None:
-        self.ids.extend(self.message.resume.output_ids)
+        resume = self.message.resume
+        self.ids = [list(resume.output_ids), *(list(other.output_ids) for other in resume.others)]
+        self.ids += [[] for _ in range(self.message.sampling.n - len(self.ids))]
+        ended = (resume.finished, *(other.finished for other in resume.others))
+        self.finished |= {index for index, finished in enumerate(ended) if finished}
 
     @property
     def accepted(self) -> bool:
@@ -199,13 +208,19 @@ class AtScheduler:
 
     @property
     def tokens(self) -> int:
-        return len(self.ids)
+        return sum(map(len, self.ids))
 
     def accept(self, event: Response) -> None:
+        if self.told is None and event.accepted.n:
+            del self.ids[event.accepted.n :]  # fewer come than were asked for
         self.told = self.told or event.accepted
 
     def add(self, event: Response) -> None:
-        self.ids.extend(event.delta.token_ids)
+        self.ids[event.delta.index].extend(event.delta.token_ids)
+
+    def finish(self, event: Response) -> bool:
+        self.finished.add(event.finished.index)
+        return len(self.finished) == len(self.ids)
 
     def again(self, attempt: int) -> Request:
         message = Request()
@@ -216,8 +231,19 @@ class AtScheduler:
             return message
         message.sampling.seed = self.told.seed
         prompt_ids = self.message.resume.prompt_ids or self.message.prompt_ids
+        if message.sampling.HasField("n"):
+            message.sampling.n = len(self.ids)
         message.resume.CopyFrom(
-            common_pb2.Resume(prompt_ids=prompt_ids, output_ids=self.ids, numerics=self.told.numerics)
+            common_pb2.Resume(
+                prompt_ids=prompt_ids,
+                output_ids=self.ids[0],
+                numerics=self.told.numerics,
+                finished=0 in self.finished,
+                others=[
+                    common_pb2.ResumedAnswer(output_ids=ids, finished=index in self.finished)
+                    for index, ids in enumerate(self.ids[1:], 1)
+                ],
+            )
         )
         message.ClearField("prompt_ids")
         return message

@@ -16,7 +16,7 @@ from services.tokenizer.charsmap import check_charsmap
 from services.tokenizer.invalid import InvalidTokenizer
 from services.tokenizer.merges import merges_by_score
 from services.tokenizer.metadata import PREFIX
-from services.tokenizer.pretokenizers import PRE_TOKENIZERS
+from services.tokenizer.pretokenizers import PRE_TOKENIZERS, canonical_name
 
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 21
@@ -230,7 +230,7 @@ def _gpt2_rules(given: _Given) -> _Rules:
     pre = read.text(given.metadata, PREFIX + "pre")
     return _Rules(
         merges=_merges(given.metadata, given.ids, given.types),
-        pre=pre,
+        pre=canonical_name(pre),
         default_add_bos=PRE_TOKENIZERS[pre].default_add_bos,
     )
 

@@ -146,8 +146,8 @@ def test_keywords_are_the_sampling_params() -> None:
     names = {field.name for field in dataclasses.fields(tercet.SamplingParams)}
     assert options.SamplingOptions.__optional_keys__ == names
     contract = set(common_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
-    # Told at the edge, or without a place in the answer.
-    assert names - {"stop", "include_stop"} == contract - {"prompt_logprobs"}
+    # Told at the edge.
+    assert names - {"stop", "include_stop"} == contract
 
 
 def test_messages_of_both_kinds() -> None:

@@ -7,6 +7,7 @@ import pytest
 from scripted_tokenizer import (
     CLIENTS,
     Driver,
+    Event,
     ScriptedTokenizer,
     accepted,
     delta,
@@ -18,6 +19,7 @@ from scripted_tokenizer import (
 )
 
 import tercet
+from tercet.v1 import tokenizer_pb2
 
 FAST = tercet.RetryPolicy(attempts=3, initial_backoff=0.01, max_backoff=0.02)
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -87,8 +89,7 @@ async def test_other_numerics_end_it(driver: Driver, service: ScriptedTokenizer)
     [
         ({"numerics": "n1"}, {}, ()),
         ({"prompt_ids": [1]}, {}, ()),
-        (KNOWN, {"n": 2}, ()),
-        (KNOWN, {"n": 2}, (finished(),)),
+        ({"numerics": "n1"}, {"n": 2}, (finished(),)),
     ],
 )
 async def test_what_can_not_go_on_fails(
@@ -98,6 +99,46 @@ async def test_what_can_not_go_on_fails(
     with pytest.raises(tercet.UnavailableError, match="gone"):
         await driver.on(await driver.call("generate", "x", timeout=30, **options), "text")
     assert len(service.requests) == 1
+
+
+async def test_each_of_several_answers_goes_on_behind_what_came_of_it(
+    driver: Driver, service: ScriptedTokenizer
+) -> None:
+    told = accepted(seed=9, n=3, **KNOWN)
+    service.scripts.extend(
+        [
+            fails(UNAVAILABLE, "gone", told, delta("b", 7, index=1), delta("cd", 8, index=2), finished(2)),
+            plays(told, delta("a", 5), delta("B", 6, index=1), finished(0), finished(1)),
+        ]
+    )
+    stream = await driver.call("generate", "x", n=4, echo=True, timeout=30)
+    answers = await driver.on(stream, "collect")
+    assert [(answer.text, answer.token_ids) for answer in answers] == [("a", (5,)), ("bB", (7, 6)), ("cd", (8,))]
+    resume = service.requests[1].resume
+    assert service.requests[1].sampling.n == 3  # as many as were promised
+    assert (list(resume.output_ids), resume.chars_delivered, resume.finished) == ([], 0, False)
+    assert [(list(one.output_ids), one.chars_delivered, one.finished) for one in resume.others] == [
+        ([7], 1, False),
+        ([8], 2, True),
+    ]
+
+
+async def test_prompt_logprobs_of_a_try_that_is_over_are_forgotten(driver: Driver, service: ScriptedTokenizer) -> None:
+    def scored(*ids: int) -> Event:
+        rows = [tokenizer_pb2.TextLogprobs(drawn=tokenizer_pb2.TextLogprob(token_id=one, logprob=-0.5)) for one in ids]
+        return Event(prompt_logprobs=tokenizer_pb2.TextPromptLogprobs(logprobs=rows))
+
+    service.scripts.extend(
+        [
+            fails(UNAVAILABLE, "gone", accepted(**KNOWN), scored(4)),
+            plays(accepted(**KNOWN), scored(4, 5), scored(6), delta("a", 1), finished()),
+        ]
+    )
+    stream = await driver.call("generate", "x", prompt_logprobs=0, timeout=30)
+    assert await driver.on(stream, "text") == "a"
+    assert [row.drawn.token_id for row in stream.prompt_logprobs] == [4, 5, 6]
+    assert not service.requests[1].HasField("resume")
+    assert service.requests[0].sampling.HasField("prompt_logprobs")
 
 
 async def test_an_answer_that_has_ended_is_whole(driver: Driver, service: ScriptedTokenizer) -> None:

@@ -21,7 +21,7 @@ from services.callers import Caller
 from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits
 from services.scheduler.core.core import SchedulerCore
 from services.scheduler.engine import Engine, EngineConfig
-from services.scheduler.intake import Admission, ServedModel
+from services.scheduler.intake import Admission, Begun, ServedModel
 from services.scheduler.live import LiveRequest
 from services.scheduler.observer import Silent
 
@@ -76,7 +76,7 @@ async def outputs(
     lives: list[LiveRequest] = []
     for number, ((prompt, sampling), output) in enumerate(zip(work, begun, strict=True)):
         caller = Caller("tenant", f"r{number}", 2, 0)
-        admission = Admission(caller, prompt, sampling, COUNT, Limits(), Limits(), tuple(output))
+        admission = Admission(caller, prompt, sampling, COUNT, Limits(), Limits(), (Begun(tuple(output)),))
         lives.append(engine.submit(admission, INVALID_SPAN, Context()))
     left = sorted(chance.sample(range(2, 40), losses))
     in_flight: deque[Step] = deque()
@@ -97,7 +97,7 @@ async def outputs(
             lane += 1
             engine.attach(f"lane{lane}", spec, model)
         await asyncio.sleep(0)
-    return [live.ids[len(live.admission.prompt_ids) :] for live in lives]
+    return [live.answers[0].ids[len(live.admission.prompt_ids) :] for live in lives]
 
 
 async def test_lost_executors_and_schedulers_change_no_token(tiny: Runner) -> None:

@@ -21,8 +21,8 @@ from services.callers import Caller
 from services.scheduler.core.calls import CoreConfig, LaneSpec, Limits
 from services.scheduler.core.core import SchedulerCore
 from services.scheduler.engine import Engine, EngineConfig
-from services.scheduler.intake import Admission, ServedModel
-from services.scheduler.live import LiveRequest
+from services.scheduler.intake import Admission, Begun, ServedModel
+from services.scheduler.live import LiveAnswer, LiveRequest
 from services.scheduler.observer import Silent
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -38,6 +38,7 @@ class Job:
     tokens: (
         int | None
     )  # None: to the end of the context. Admission can't count on that, so a small pool makes collisions
+    n: int = 1
 
 
 WHOLE = CoreConfig(prefill_chunk=4096)
@@ -69,7 +70,7 @@ async def run(runner: Runner, jobs: Sequence[Job], way: Way) -> tuple[list[list[
     preemptions = 0
     for group in groups:
         done = await _run_together(runner, group, way)
-        outputs += [live.ids[len(live.admission.prompt_ids) :] for live, _ in done]
+        outputs += [answer.ids[len(live.admission.prompt_ids) :] for live, _ in done for answer in live.answers]
         preemptions += sum(times for _, times in done)
     return outputs, preemptions
 
@@ -78,8 +79,8 @@ class Counting(Silent):
     def __init__(self) -> None:
         self.preemptions: dict[str, int] = {}
 
-    def preempted(self, live: LiveRequest, why: str) -> None:
-        self.preemptions[live.key] = self.preemptions.get(live.key, 0) + 1
+    def preempted(self, answer: LiveAnswer, why: str) -> None:
+        self.preemptions[answer.key] = self.preemptions.get(answer.key, 0) + 1
 
 
 async def _run_together(runner: Runner, jobs: Sequence[Job], way: Way) -> list[tuple[LiveRequest, int]]:
@@ -98,7 +99,8 @@ async def _run_together(runner: Runner, jobs: Sequence[Job], way: Way) -> list[t
     lives = []
     for index, job in enumerate(jobs):
         caller = Caller("tenant", f"r{index}", 1, 0)
-        admission = Admission(caller, job.prompt, job.sampling, job.tokens, Limits(), Limits())
+        answers = (Begun(),) * job.n
+        admission = Admission(caller, job.prompt, job.sampling, job.tokens, Limits(), Limits(), answers)
         lives.append(engine.submit(admission, INVALID_SPAN, Context()))
     in_flight: deque[object] = deque()
     while engine.live_requests() or in_flight:
@@ -110,7 +112,7 @@ async def _run_together(runner: Runner, jobs: Sequence[Job], way: Way) -> list[t
         else:
             raise AssertionError("nothing is planned and nothing is in flight")
         await asyncio.sleep(0)
-    return [(live, counting.preemptions.get(live.key, 0)) for live in lives]
+    return [(live, sum(counting.preemptions.get(answer.key, 0) for answer in live.answers)) for live in lives]
 
 
 def jobs_of(prompts: Sequence[Sequence[int]], tokens: int | None) -> list[Job]:
@@ -144,6 +146,17 @@ async def test_tokens_survive_preemption(tiny: Runner, depth: int) -> None:
     outputs, preemptions = await run(tiny, jobs, way)
     assert preemptions > 0
     assert outputs == alone
+
+
+@pytest.mark.parametrize("blocks", [512, 40])
+async def test_n_answers_are_n_single_ones_by_choice(tiny: Runner, blocks: int) -> None:
+    prompt = tuple((7 * one) % 256 for one in range(23))
+    single = [Job(prompt, replace(DRAWN, choice=index), None) for index in range(6)]
+    alone, _ = await run(tiny, single, replace(ALONE, context=64))
+    assert len({tuple(output) for output in alone}) == 6
+    together, preemptions = await run(tiny, [Job(prompt, DRAWN, None, n=6)], Way(HOPEFUL, blocks=blocks, context=64))
+    assert together == alone
+    assert (preemptions > 0) == (blocks == 40)
 
 
 @pytest.mark.model

@@ -41,7 +41,7 @@ def chats(runner: Runner, *, cache: bool, core: CoreConfig) -> tuple[list[list[i
         driver.drain()
         outputs += [output_of(live) for live in lives]
         cached += sum(usage_of(live).cached_tokens for live in lives)
-        prompts = [[*live.ids, 60 + turn, 61] for live in lives]
+        prompts = [[*live.answers[0].ids, 60 + turn, 61] for live in lives]
     return outputs, cached
 
 

@@ -2,66 +2,20 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 import pytest
-from chain import CAPACITY, Chain, scheduler
-from fake_stack import RunningExecutor, running_executor, until
+from chain import scheduler
+from fake_stack import running_executor, until
 from resumable import RunningEdge, running_edge
-from tiny_tokenizer import tiny_model
+from scheduler_behind import MODEL, PATIENT, ROOMY, behind
 
 import tercet
 from services.executor.fake import FakeRunner
 from tercet.errors import AbortedError, UnavailableError
 
-MODEL = tiny_model()
 PROMPTS = ["hello 123", "he said hello", "1212 hell", "äöü 世界"]
-PATIENT = tercet.RetryPolicy(attempts=200, initial_backoff=0.02, max_backoff=0.05)
-ROOMY = replace(CAPACITY, vocab_size=MODEL.vocab_size, total_blocks=256)
-
-
-@dataclass
-class Behind:
-    """An executor, and a scheduler on a fixed address that can be ended and started again."""
-
-    fake: RunningExecutor
-    current: Chain
-    _stack: AsyncExitStack
-
-    @property
-    def target(self) -> str:
-        return self.current.target
-
-    async def end(self) -> None:
-        await self._stack.aclose()
-
-    async def start(self) -> None:
-        self._stack = AsyncExitStack()
-        self.current = await self._stack.enter_async_context(scheduler(self.fake.target, listen=self.target))
-        await until(lambda: not self.current.lease.state.reason, "the lease")
-
-    async def restart(self) -> None:
-        await self.end()
-        await self.start()
-
-
-@asynccontextmanager
-async def behind(delay_s: float = 0.004) -> AsyncIterator[Behind]:
-    runner = FakeRunner("hash", ROOMY, eos_every=300)
-    async with running_executor(runner=runner, tokenizer_hash=MODEL.hash, eos_token_ids=(1,)) as fake:
-        stack = AsyncExitStack()
-        first = await stack.enter_async_context(scheduler(fake.target))
-        running = Behind(fake, first, stack)
-        await until(lambda: not first.lease.state.reason, "the lease")
-        runner.faults = replace(runner.faults, delay_s=delay_s)
-        try:
-            yield running
-            await running.current.drained()
-        finally:
-            await running.end()
-        assert not runner.violations
 
 
 @dataclass

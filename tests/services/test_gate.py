@@ -82,6 +82,13 @@ def test_every_method_of_the_contract_has_its_role() -> None:
     assert least_role("tercet.v1.TokenizerServiceExtra/Generate") is Role.SERVICE
 
 
+def test_over_vllm_only_operators_hear_of_everybodys_prompts() -> None:
+    roles = {name: least_role(f"vllm.grpc.engine.VllmEngine/{name}") for name in ("Generate", "Abort", "GetTokenizer")}
+    assert set(roles.values()) == {Role.USER}
+    assert least_role("vllm.grpc.engine.VllmEngine/SubscribeKvEvents") is Role.OPERATOR
+    assert least_role("vllm.grpc.engine.VllmEngine/GetLoads") is Role.OPERATOR
+
+
 def test_a_lower_role_is_refused_by_name() -> None:
     for has, needs in itertools.product(Role, Role):
         principal = Principal("x", has, "t")

@@ -54,6 +54,7 @@ sampling_params = st.builds(
     seed=uint64,
     choice=uint32,
     logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 slices = st.builds(
     Slice,
@@ -96,6 +97,7 @@ results = st.builds(
             token_ids=ids,
             logprobs=st.lists(logprobs, max_size=3).map(tuple),
             error=st.none() | st.builds(RowError, code=st.sampled_from(RowErrorCode), message=text),
+            prompt_logprobs=st.lists(logprobs, max_size=3).map(tuple),
         ),
         max_size=4,
     ).map(tuple),
@@ -197,22 +199,21 @@ def test_explicit_zero_is_no_default() -> None:
     assert (params.temperature, params.logprobs) == (0.0, 0)
 
 
-@pytest.mark.parametrize(
-    ("message", "field"),
-    [
-        (common_pb2.SamplingParams(prompt_logprobs=0), "sampling.prompt_logprobs"),
-        (common_pb2.SamplingParams(n=2), "sampling.n"),
-    ],
-)
-def test_unserved_sampling_is_refused_by_name(message: common_pb2.SamplingParams, field: str) -> None:
-    with pytest.raises(Unimplemented) as caught:
-        wire_sampling.sampling_from_proto(message)
-    assert caught.value.field == field
-    assert field in caught.value.message
-
-
-def test_one_answer_is_served() -> None:
-    assert wire_sampling.sampling_from_proto(common_pb2.SamplingParams(n=1)) == SamplingParams()
+def test_how_many_answers_is_not_how_one_is_drawn() -> None:
+    message = common_pb2.SamplingParams(n=128)
+    assert wire_sampling.sampling_from_proto(message) == SamplingParams()
+    assert wire_sampling.answers_from_proto(message) == 128
+    assert wire_sampling.answers_from_proto(common_pb2.SamplingParams()) == 1
+    for bad in (0, 129):
+        with pytest.raises(InvalidArgument) as caught:
+            wire_sampling.answers_from_proto(common_pb2.SamplingParams(n=bad))
+        assert (caught.value.field, caught.value.limit) == ("sampling.n", "128")
+    step = executor_pb2.Step(step_id=1, slices=[executor_pb2.Slice()])
+    new = executor_pb2.NewSequence(sampling=wire_sampling.sampling_to_proto(SamplingParams()))
+    new.sampling.n = 2
+    step.slices[0].new_sequence.CopyFrom(new)
+    with pytest.raises(InvalidArgument, match="a slot holds one answer"):
+        wire.step_from_proto(step)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +229,7 @@ def test_one_answer_is_served() -> None:
         (common_pb2.SamplingParams(presence_penalty=3.0), "presence_penalty"),
         (common_pb2.SamplingParams(frequency_penalty=float("nan")), "frequency_penalty"),
         (common_pb2.SamplingParams(logprobs=21), "logprobs"),
-        (common_pb2.SamplingParams(n=0), "n"),
-        (common_pb2.SamplingParams(n=129), "n"),
+        (common_pb2.SamplingParams(prompt_logprobs=21), "prompt_logprobs"),
         (common_pb2.SamplingParams(stop_token_ids=range(65)), "stop_token_ids"),
         (common_pb2.SamplingParams(stop_token_ids=[100]), "stop_token_ids"),
         (common_pb2.SamplingParams(logit_bias=[common_pb2.LogitBias(token_id=100)]), "logit_bias.token_id"),

@@ -10,6 +10,7 @@ import type { PhaseTimes__Output } from "./generated/tercet/v1/PhaseTimes.js";
 import type { Resume } from "./generated/tercet/v1/Resume.js";
 import type { TextDelta__Output } from "./generated/tercet/v1/TextDelta.js";
 import type { TextLogprob__Output } from "./generated/tercet/v1/TextLogprob.js";
+import type { TextLogprobs__Output } from "./generated/tercet/v1/TextLogprobs.js";
 import type { Usage__Output } from "./generated/tercet/v1/Usage.js";
 import { InternalError } from "./errors.js";
 import type { GenerateEvent } from "./proto.js";
@@ -35,6 +36,8 @@ export class Fold {
   accepted: Accepted | undefined;
   /** True once something was delivered: from then on, sending the request again from the start would repeat it. */
   delivered = false;
+  /** Of the prompt's tokens from the second on. */
+  readonly promptLogprobs: Logprobs[] = [];
   private readonly growing: Growing[];
 
   constructor(n: number) {
@@ -45,6 +48,10 @@ export class Fold {
   apply(event: GenerateEvent): Delta | undefined {
     if (event.accepted) {
       this.accepted = readAccepted(event.accepted);
+      if (this.accepted.n > 0) this.growing.splice(this.accepted.n);
+      if (!this.delivered) this.promptLogprobs.length = 0; // of a try that is over: they come from the start
+    } else if (event.promptLogprobs) {
+      this.promptLogprobs.push(...(event.promptLogprobs.logprobs ?? []).map(readLogprobs));
     } else if (event.delta) {
       const delta = readDelta(event.delta);
       const open = this.open(delta.index);
@@ -75,15 +82,14 @@ export class Fold {
 
   /** What another server needs to go on; undefined where it can't. */
   soFar(): Resume | undefined {
-    const answer = this.growing[0];
-    if (this.growing.length > 1 || answer === undefined || answer.finished !== undefined) return undefined;
+    if (this.isComplete) return undefined;
     if (this.accepted === undefined || this.accepted.promptIds.length === 0 || this.accepted.numerics === "") return undefined;
-    return {
-      promptIds: [...this.accepted.promptIds],
+    const [first, ...others] = this.growing.map((answer) => ({
       outputIds: [...answer.tokenIds],
       charsDelivered: answer.chars,
-      numerics: this.accepted.numerics,
-    };
+      finished: answer.finished !== undefined,
+    }));
+    return { promptIds: [...this.accepted.promptIds], numerics: this.accepted.numerics, ...first, others };
   }
 
   answers(): Answer[] {
@@ -118,6 +124,7 @@ function readAccepted(accepted: Accepted__Output): Accepted {
     promptIds: accepted.promptIds ?? [],
     numerics: accepted.numerics ?? "",
     model: accepted.model ?? "",
+    n: accepted.n ?? 0,
   };
 }
 
@@ -126,8 +133,12 @@ function readDelta(delta: TextDelta__Output): Delta {
     index: delta.index ?? 0,
     text: delta.text ?? "",
     tokenIds: delta.tokenIds ?? [],
-    logprobs: (delta.logprobs ?? []).map((row) => ({ drawn: readLogprob(row.drawn), top: (row.top ?? []).map(readLogprob) })),
+    logprobs: (delta.logprobs ?? []).map(readLogprobs),
   };
+}
+
+function readLogprobs(row: TextLogprobs__Output): Logprobs {
+  return { drawn: readLogprob(row.drawn), top: (row.top ?? []).map(readLogprob) };
 }
 
 function readLogprob(row: TextLogprob__Output | undefined | null): TokenLogprob {

@@ -6,7 +6,7 @@ import { fromServiceError, RequestCancelledError, TercetError, UnavailableError 
 import { Fold } from "./fold.js";
 import type { GenerateEvent, GenerateMessage } from "./proto.js";
 import { Retries, type RetryPolicy } from "./retry.js";
-import type { Accepted, Answer, Delta, FinishReason } from "./types.js";
+import type { Accepted, Answer, Delta, FinishReason, Logprobs } from "./types.js";
 
 export interface Generation {
   readonly message: GenerateMessage;
@@ -58,6 +58,11 @@ export class Stream implements AsyncIterable<Delta> {
   /** All n answers, as far as they came. */
   get answers(): Answer[] {
     return this.fold.answers();
+  }
+
+  /** Of the prompt's tokens from the second on, where asked for. All are there before the first delta. */
+  get promptLogprobs(): readonly Logprobs[] {
+    return this.fold.promptLogprobs;
   }
 
   /** Why answer 0 ended. */
@@ -138,7 +143,9 @@ export class Stream implements AsyncIterable<Delta> {
     const resume = this.soFar();
     if (resume === undefined) return whole;
     const { text: _text, chat: _chat, tokenIds: _ids, ...rest } = whole;
-    return { ...rest, sampling: { ...rest.sampling, seed: String(this.fold.accepted?.seed) }, resume };
+    const seed = String(this.fold.accepted?.seed);
+    const n = rest.sampling?.n === undefined ? {} : { n: 1 + (resume.others?.length ?? 0) };
+    return { ...rest, sampling: { ...rest.sampling, seed, ...n }, resume };
   }
 
   private finish(error: TercetError | undefined): void {

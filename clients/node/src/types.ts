@@ -100,6 +100,8 @@ export interface Accepted {
   readonly promptIds: readonly number[];
   readonly numerics: string;
   readonly model: string;
+  /** Answers that come: fewer than asked for where the server is under pressure. 0: as many as asked for. */
+  readonly n: number;
 }
 
 export type FinishReason = "stop" | "length" | "time_limit";

@@ -80,12 +80,30 @@ test("a connection that breaks under a call is a server that is away", () => {
   assert.ok(tercet.fromServiceError(raw("a defect")) instanceof tercet.InternalError);
 });
 
-test("without resume, or with several answers, a death after the first delta is an error", async (t) => {
+test("without resume a death after the first delta is an error", async (t) => {
   const dying = fails(status.UNAVAILABLE, [accepted(), delta("a", 1)]);
   const { client } = await connected(t, [dying, dying], { resume: false });
   await assert.rejects(client.generate("x").collect(), tercet.UnavailableError);
-  const { client: other } = await connected(t, [dying, dying]);
-  await assert.rejects(other.generate("x", { n: 2 }).collect(), tercet.UnavailableError);
+});
+
+test("each of several answers goes on behind what came of it", async (t) => {
+  const of = (index: number, text: string, ...tokenIds: number[]) => ({ delta: { index, text, tokenIds } });
+  const end = (index: number) => ({ finished: { index, reason: "FINISH_REASON_STOP", usage: {}, times: {} } });
+  const scored = (tokenId: number) => ({ promptLogprobs: { logprobs: [{ drawn: { tokenId, logprob: -0.5 }, top: [] }] } });
+  const { client, server } = await connected(t, [
+    fails(status.UNAVAILABLE, [accepted({ n: 3 }), scored(8), of(1, "b", 7), of(2, "cd", 8), end(2)]),
+    plays(accepted({ n: 3 }), of(0, "a", 5), of(1, "B", 6), end(0), end(1)),
+  ]);
+  const stream = client.generate("x", { n: 4, promptLogprobs: 0 });
+  const answers = await stream.collect();
+  assert.deepEqual(answers.map((answer) => [answer.text, answer.tokenIds]), [["a", [5]], ["bB", [7, 6]], ["cd", [8]]]);
+  assert.deepEqual(stream.promptLogprobs.map((row) => row.drawn.tokenId), [8]);
+  const second = server.messages[1];
+  assert.equal(second?.sampling?.n, 3, "as many as were promised");
+  assert.deepEqual(second?.resume?.others?.map((one) => [one.outputIds, one.charsDelivered, one.finished]), [
+    [[7], "1", false],
+    [[8], "2", true],
+  ]);
 });
 
 test("tries are bounded, and the error tells their number", async (t) => {

@@ -51,6 +51,7 @@ class Fold:
     def __init__(self, n: int) -> None:
         self._answers = [_Growing() for _ in range(n)]
         self.accepted: Accepted | None = None
+        self.prompt_logprobs: list[Logprobs] = []
         # True once something was delivered: from then on, sending the request again from the start would repeat it.
         self.delivered = False
 
@@ -62,6 +63,12 @@ class Fold:
         match event.WhichOneof("event"):
             case "accepted":
                 self.accepted = _accepted(event.accepted)
+                if self.accepted.n:
+                    del self._answers[self.accepted.n :]  # the server takes away what it can't afford
+                if not self.delivered:
+                    self.prompt_logprobs.clear()  # of a try that is over: they come from the start
+            case "prompt_logprobs":
+                self.prompt_logprobs.extend(map(_logprobs, event.prompt_logprobs.logprobs))
             case "delta":
                 delta = _delta(event.delta)
                 growing = self._open(delta.index)
@@ -89,12 +96,15 @@ class Fold:
                 raise _broken(f"the stream ended before answer {index} did")
 
     def so_far(self) -> common_pb2.Resume | None:
-        """What another server needs to go on; None where it can't: several answers, one that has ended, or a server
-        that did not tell the prompt's ids and the numerics."""
-        answer, accepted = self._answers[0], self.accepted
-        if len(self._answers) > 1 or answer.finished is not None or accepted is None:
+        """What another server needs to go on; None where it can't: all has ended, or the server did not tell the
+        prompt's ids and the numerics."""
+        if self.accepted is None:
             return None
-        return _resume.so_far(accepted, answer.token_ids, sum(map(len, answer.texts)))
+        came = [
+            _resume.Came(growing.token_ids, sum(map(len, growing.texts)), growing.finished is not None)
+            for growing in self._answers
+        ]
+        return _resume.so_far(self.accepted, came)
 
     def answers(self) -> tuple[Answer, ...]:
         """All answers, as far as they came."""
@@ -155,6 +165,7 @@ def _accepted(accepted: tokenizer_pb2.Accepted) -> Accepted:
         prompt_ids=tuple(accepted.prompt_ids),
         numerics=accepted.numerics,
         model=accepted.model,
+        n=accepted.n,
     )
 
 
@@ -172,10 +183,12 @@ def _delta(delta: tokenizer_pb2.TextDelta) -> Delta:
         text=delta.text,
         token_ids=tuple(delta.token_ids),
         index=delta.index,
-        logprobs=tuple(
-            Logprobs(drawn=_logprob(row.drawn), top=tuple(_logprob(top) for top in row.top)) for row in delta.logprobs
-        ),
+        logprobs=tuple(map(_logprobs, delta.logprobs)),
     )
+
+
+def _logprobs(row: tokenizer_pb2.TextLogprobs) -> Logprobs:
+    return Logprobs(drawn=_logprob(row.drawn), top=tuple(map(_logprob, row.top)))
 
 
 def _logprob(row: tokenizer_pb2.TextLogprob) -> TokenLogprob:

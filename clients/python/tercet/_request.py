@@ -132,8 +132,7 @@ def _call(operation: str, options: GenerateOptions, settings: Settings, drawn_id
         return_prompt_ids=_flag("return_prompt_ids", options.get("return_prompt_ids")),
         model=_optional_text("model", options.get("model")),
     )
-    resumes = settings.resume and params.n in (None, 1) and not request.echo
-    return GenerateCall(operation, who, params, request, resumes)
+    return GenerateCall(operation, who, params, request, settings.resume)
 
 
 def sampling_of(options: GenerateOptions) -> SamplingParams:
@@ -210,6 +209,7 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
         # Checked here too, since the client holds state for each answer.
         n=None if params.n is None else _integer("n", params.n, 1, MAX_ANSWERS),
         logprobs=_optional_u32("logprobs", params.logprobs),
+        prompt_logprobs=_optional_u32("prompt_logprobs", params.prompt_logprobs),
     )
 
 

@@ -1,6 +1,7 @@
 """The message that goes on with an answer at another server. Pure. The gateway uses it too."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from tercet.v1 import common_pb2, tokenizer_pb2
@@ -16,15 +17,33 @@ class Told(Protocol):
     def numerics(self) -> str: ...
 
 
-def so_far(accepted: Told, output_ids: Sequence[int], characters: int) -> common_pb2.Resume | None:
-    """What another server needs to go on; None where the first one did not tell the prompt's ids and the numerics."""
-    if not accepted.prompt_ids or not accepted.numerics:
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What came of one answer. characters: of its text, an echo of the prompt among them."""
+
+    output_ids: Sequence[int]
+    characters: int
+    finished: bool
+
+
+def so_far(accepted: Told, answers: Sequence[Came]) -> common_pb2.Resume | None:
+    """What another server needs to go on; None where the first one did not tell the prompt's ids and the numerics, or
+    where all answers have ended."""
+    if not accepted.prompt_ids or not accepted.numerics or all(answer.finished for answer in answers):
         return None
+    first, *others = answers
     return common_pb2.Resume(
         prompt_ids=accepted.prompt_ids,
-        output_ids=output_ids,
-        chars_delivered=characters,
+        output_ids=first.output_ids,
+        chars_delivered=first.characters,
         numerics=accepted.numerics,
+        finished=first.finished,
+        others=[
+            common_pb2.ResumedAnswer(
+                output_ids=answer.output_ids, chars_delivered=answer.characters, finished=answer.finished
+            )
+            for answer in others
+        ],
     )
 
 
@@ -39,5 +58,7 @@ def resumed(
     again.ClearField("chat")
     again.ClearField("token_ids")
     again.sampling.seed = seed
+    if again.sampling.HasField("n"):
+        again.sampling.n = 1 + len(delivered.others)  # fewer than asked for, where that is what Accepted told
     again.resume.CopyFrom(delivered)
     return again

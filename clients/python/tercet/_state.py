@@ -13,7 +13,7 @@ from tercet._retry import Retries
 from tercet._tracing import CallSpan
 from tercet.errors import RequestCancelledError, TercetError, UnavailableError
 from tercet.options import RetryPolicy
-from tercet.types import Accepted, Answer, Delta, FinishReason, Timings, Usage
+from tercet.types import Accepted, Answer, Delta, FinishReason, Logprobs, Timings, Usage
 from tercet.v1 import common_pb2, tokenizer_pb2
 
 CANCELLED: Final = "the request was cancelled"
@@ -56,6 +56,11 @@ class StreamState:
     def answers(self) -> tuple[Answer, ...]:
         """All n answers, as far as they came."""
         return self._fold.answers()
+
+    @property
+    def prompt_logprobs(self) -> tuple[Logprobs, ...]:
+        """Of the prompt's tokens from the second on, where asked for. All are there before the first delta."""
+        return tuple(self._fold.prompt_logprobs)
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -49,8 +49,8 @@ class ClientOptions(TypedDict, total=False):
     timeout: seconds for a call, where the call names none [120]. retry: see `RetryPolicy`. tls: True for gRPC's
     roots, or credentials of your own [False]. api_key: sent as `authorization: Bearer`; refused without TLS unless the
     server is on this machine. plaintext_api_key: True lifts that, for networks that encrypt by themselves [False].
-    tenant: of every call, where the call names none. metadata: further headers of every call. resume: a generation of
-    one answer whose server dies goes on where it was, without loss or repetition; for that the server sends the
+    tenant: of every call, where the call names none. metadata: further headers of every call. resume: a generation
+    whose server dies goes on where it was, without loss or repetition; for that the server sends the
     prompt's ids along [True]. tracer_provider: OpenTelemetry's [the global one; without the package nothing is traced].
     """
 
@@ -93,6 +93,7 @@ class SamplingOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     logprobs: int | None
+    prompt_logprobs: int | None
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None

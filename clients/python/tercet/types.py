@@ -52,9 +52,10 @@ class SamplingParams:
     max_tokens: output tokens [what the context leaves]. min_tokens: before which no stop id is drawn [0]. seed: 64
     bits, unsigned [drawn, see `Stream.seed`]. n: answers, 1 to 128 [1]. stop: texts that end an answer, at most 16.
     include_stop: deliver the stop text too [False]. stop_token_ids: at most 64. ignore_eos: the model's end ids don't
-    end [False]. logprobs: of the drawn token and of this many likeliest, 0 to 20 [none]. repetition_penalty: over
-    prompt and output, 0 < x <= 10 [1]. presence_penalty, frequency_penalty: over the output, -2 to 2 [0]. logit_bias:
-    token id to bias, -100 to 100. grammar: the form of the output [free].
+    end [False]. logprobs: of the drawn token and of this many likeliest, 0 to 20 [none]. prompt_logprobs: the same for
+    the prompt's tokens, see `Stream.prompt_logprobs`; the prompt is computed whole for it [none]. repetition_penalty:
+    over prompt and output, 0 < x <= 10 [1]. presence_penalty, frequency_penalty: over the output, -2 to 2 [0].
+    logit_bias: token id to bias, -100 to 100. grammar: the form of the output [free].
     """
 
     temperature: float | None = None
@@ -70,6 +71,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -176,7 +178,8 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """What the server said when it queued the request: the values in use. queue_position: sequences ahead of it.
-    prompt_ids: where asked for, or needed to resume; else empty. numerics: under which the tokens are drawn."""
+    prompt_ids: where asked for, or needed to resume; else empty. numerics: under which the tokens are drawn. n: answers
+    that come, which are fewer than asked for where the server is under pressure; 0: as many as asked for."""
 
     request_id: str
     queue_position: int
@@ -187,6 +190,7 @@ class Accepted:
     prompt_ids: tuple[int, ...]
     numerics: str
     model: str
+    n: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ that the best protected sequence of a lane always can finish.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Series
 
 from services.scheduler.core.calls import (
     CoreConfig,
@@ -83,16 +84,19 @@ def _fit_one(submission: Submission, spec: LaneSpec) -> int:
     return limit
 
 
-def queue_room(submission: Submission, waiting: int, tokens: int, size_bytes: int, config: CoreConfig) -> None:
-    """Raises QueueFull; DoesNotFit where even the empty queue is too small. `tokens`, `size_bytes`: of all waiting."""
+def queue_room(coming: Series[Submission], waiting: int, tokens: int, size_bytes: int, config: CoreConfig) -> None:
+    """Raises QueueFull; DoesNotFit where even the empty queue is too small. coming: the sequences of one request.
+    `tokens`, `size_bytes`: of all waiting."""
     sums = (
-        ("tokens", submission.prompt_len + submission.output_len, tokens, config.max_queued_tokens),
-        ("bytes", submission.size_bytes, size_bytes, config.max_queued_bytes),
+        ("tokens", sum(one.prompt_len + one.output_len for one in coming), tokens, config.max_queued_tokens),
+        ("bytes", sum(one.size_bytes for one in coming), size_bytes, config.max_queued_bytes),
     )
     for unit, own, _, most in sums:
         if own > most:
             raise DoesNotFit("prompt_len", f"{own} {unit} are more than the queue's {most}")
-    if waiting >= config.max_queued_requests:
+    if len(coming) > config.max_queued_requests:
+        raise DoesNotFit("answers", f"{len(coming)} answers are more than the queue's {config.max_queued_requests}")
+    if waiting + len(coming) > config.max_queued_requests:
         raise QueueFull("queued_requests", f"{waiting} requests wait; the limit is {config.max_queued_requests}")
     for unit, own, now, most in sums:
         if now + own > most:

@@ -5,7 +5,7 @@ caller owns; the core only compares and subtracts them. A recording of these cal
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -119,7 +119,19 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Sibling:
+    """A further answer to the same prompt. output_len, block_keys: as in Submission."""
+
+    key: SequenceKey
+    output_len: int = 0
+    block_keys: tuple[BlockKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
+    """A request: one sequence, or several that share a prompt. They come in together or not at all, and then each goes
+    its own way; the prefix cache is how they share what is computed."""
+
     key: SequenceKey
     tenant: str
     prompt_len: int  # tokens, >= 1
@@ -128,11 +140,22 @@ class Submission:
     priority: int = 0  # higher is sooner
     output_len: int = 0  # tokens already produced elsewhere and resumed here; they count against max_tokens
     size_bytes: int = 0  # memory that the caller's message takes while it waits
-    answers: int = 1  # that its request asks for: n
+    others: tuple[Sibling, ...] = ()
+    resumed: bool = False  # its caller was told how many answers come
+    scores_prompt: bool = False  # of the first: logprobs of the prompt's tokens, so it computes all of them itself
     # Keys of the full blocks of what is known, in order, for blocks of `key_block_size` tokens. A lane with blocks of
     # another size makes nothing of them. Without keys nothing is looked up and nothing published.
     block_keys: tuple[BlockKey, ...] = ()
     key_block_size: int = 0
+
+    def each(self) -> "tuple[Submission, ...]":
+        """One for each sequence. The message's memory is the first's."""
+        if not self.others:
+            return (self,)
+        first = replace(self, others=())
+        rest = replace(first, size_bytes=0, scores_prompt=False)
+        others = (replace(rest, key=o.key, output_len=o.output_len, block_keys=o.block_keys) for o in self.others)
+        return (first, *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +163,7 @@ class Accepted:
     position: int  # sequences ahead of it in the queue
     max_tokens: int | None  # effective; None: no lane is attached, so nothing is known of the context yet
     degraded: tuple[Rung, ...] = ()  # what it goes without, mildest first
+    answers: int = 1  # sequences that came in: the first so many
 
 
 class PlannedSlice(NamedTuple):  # one for each row of each step: a frozen dataclass takes three times as long to make

@@ -2,9 +2,10 @@
 
 Two titles to a claim, both of policies that preempt. *Priority*: from whatever is strictly below it. *Share*: in its
 own priority, from a tenant that was served more than its own: by so much that the two, having changed places, would
-still be in that order, and by LAG at least. Smaller differences are made up for as sequences end, for nothing. So no
-two sequences can take turns, whatever the title. A claim takes as few victims as will do, the youngest first, and none
-where all together would not do.
+still be in that order once the newcomer's prompt is computed; by what of the victim is to be computed again, which is
+lost to both; and by LAG at least. Smaller differences are made up for as sequences end, for nothing. So no two can take
+turns, whatever the title. A claim takes as few victims as will do, the youngest first, and none where all together
+would not do.
 
 Changes nothing of the lane or the queue but who claimed which lane; the victims are the caller's to preempt.
 """
@@ -59,7 +60,7 @@ class Claims:
             while len(lane.free_slots) + len(self.victims) + len(more) <= claims or not trial.affords(
                 head, found, reach, reserved=reserved
             ):
-                victim = self._title.victim(head, more)
+                victim = self._title.victim(head, len(found) * lane.spec.block_size, more)
                 if victim is None:
                     return
                 trial.leave(victim)
@@ -70,7 +71,7 @@ class Claims:
                 continue
             head.claimed = lane.id if more else head.claimed
             trial.enter(head, found, reach, reserved=reserved)
-            self._title.take(head, more)
+            self._title.take(head, len(found) * lane.spec.block_size, more)
             self.victims += more
             forecast, claims = trial, claims + 1
             self.kept, self.kept_for = trial.promised, claim(head)
@@ -97,10 +98,10 @@ class _Title:
             self._most = max(map(self._moment.counters.counter, lane.tenants))
         return self._counter(head) + self._lag(head) < self._most
 
-    def victim(self, head: Sequence, more: list[Sequence]) -> Sequence | None:
+    def victim(self, head: Sequence, cached: int, more: list[Sequence]) -> Sequence | None:
         """The next of those that it may take from, besides `more`."""
         best: Sequence | None = None
-        most = self._counter(head) + self._lag(head)
+        most = self._counter(head) + self._prompt(head, cached) + self._lag(head)
         for sequence in reversed(self._moment.lane.running):
             placement = sequence.placed()
             if placement.reserved or id(sequence) in self._taken or sequence in more:
@@ -114,12 +115,13 @@ class _Title:
                 continue
             counter = self._counter(sequence) - sequence.deposit
             counter -= sum(other.deposit for other in more if other.submission.tenant == tenant)
+            counter -= self._lost(sequence)
             if counter > most:
                 best, most = sequence, counter
         return best
 
-    def take(self, head: Sequence, victims: list[Sequence]) -> None:
-        self._move(head, self._price(head))
+    def take(self, head: Sequence, cached: int, victims: list[Sequence]) -> None:
+        self._move(head, self._price(head) + self._prompt(head, cached))
         for victim in victims:
             self._taken[id(victim)] = None
             self._move(victim, -victim.deposit)
@@ -130,6 +132,16 @@ class _Title:
 
     def _price(self, head: Sequence) -> int:
         return self._moment.waiting.price(head, 0, self._moment.soon)
+
+    def _prompt(self, head: Sequence, cached: int) -> int:
+        """What its tenant will have paid soon after it came in: without it, each of two tenants with long prompts would
+        be ahead as soon as one of its own is computed, and they would take turns."""
+        prompt, _ = head.ahead(cached)
+        return self._moment.counters.of_prompt(head.submission.tenant, prompt)
+
+    def _lost(self, victim: Sequence) -> int:
+        """What is to be computed again. Nobody pays for it; as much service is not given meanwhile."""
+        return self._moment.counters.of_prompt(victim.submission.tenant, victim.placed().computed)
 
     def _lag(self, head: Sequence) -> int:
         return self._price(head) * max(1, self._moment.lane.slots // LAG)

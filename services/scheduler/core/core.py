@@ -111,36 +111,40 @@ class SchedulerCore(Storied):
         While no lane is attached the fit is unknown, and looked at when one is. `cost`: what steps cost, where that is
         known; a policy that refuses what comes too late needs it.
         """
-        if submission.key in self._sequences:
-            raise DuplicateKey("key", f"a live sequence has the key {submission.key}")
+        keys = [submission.key, *(other.key for other in submission.others)]
+        for place, key in enumerate(keys):
+            if key in self._sequences or key in keys[:place]:
+                raise DuplicateKey("key", f"a live sequence has the key {key}")
         let_in = self._gate.look(submission, self._waiting, self._specs(), now)
-        submission, limit = let_in.submission, let_in.limit
-        sequence = Sequence(
-            submission,
-            arrival=self._arrivals + 1,
-            submitted_at=now,
-            queued_at=now,
-            limit=limit,
-            expected_output=let_in.expected_output,
-        )
-        if submission.output_len:  # the answer has begun: what counts is the time to its next token
-            sequence.admitted, sequence.last_token_at = True, now
-        ahead, ahead_tokens = self._waiting.ahead(sequence)
+        coming = let_in.sequences(self._arrivals, now)
+        ahead, ahead_tokens = self._waiting.ahead(coming[0])
         if cost is not None and self._waiting.policy.refuses_late and self._lanes:
-            in_time(sequence, ahead, ahead_tokens, self._lanes.values(), cost)
+            in_time(coming[0], ahead, ahead_tokens, self._lanes.values(), cost)
         self._gate.enter(let_in, now)
-        self._arrivals += 1
-        self._sequences[sequence.key] = sequence
-        self._waiting.push(sequence)
-        self._arm(sequence)
-        self._ledger.count(submitted=1)
-        return Accepted(ahead, None if limit is None else limit - submission.prompt_len, let_in.degraded)
+        for sequence in coming:
+            self._sequences[sequence.key] = sequence
+            self._waiting.push(sequence)
+            self._arm(sequence)
+        self._arrivals += len(coming)
+        self._ledger.count(submitted=len(coming))
+        most = None if let_in.limit is None else let_in.limit - submission.prompt_len
+        return Accepted(ahead, most, let_in.degraded, len(coming))
 
     @told
     def cancel(self, key: SequenceKey, now: int) -> list[Emission]:
         """In every phase; nothing for a key that is not live."""
         sequence = self._sequences.get(key)
         return [] if sequence is None else [self._finish(sequence, Reason.CANCELLED, now)]
+
+    @told
+    def fail(self, key: SequenceKey, now: int) -> list[Emission]:
+        """Its own failure on the executor, in a slice that draws nothing; nothing for a key that is not live."""
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return []
+        if sequence.placement is not None:
+            self._lanes[sequence.placement.lane].withdraw(sequence)
+        return [self._finish(sequence, Reason.ERROR, now)]
 
     @told
     def stop(self, key: SequenceKey, kept_tokens: int, now: int) -> list[Emission]:
@@ -253,15 +257,7 @@ class SchedulerCore(Storied):
         self._binding.planned(lane, tokens, now)
         for admitted in plan.admitted:
             self._arm(self._sequences[admitted.key])
-        self._ledger.count(
-            steps=1,
-            planned_tokens=tokens,
-            admissions=len(plan.admitted),
-            cached_tokens=sum(admitted.cached_tokens for admitted in plan.admitted),
-            looked_up_tokens=sum(self._sequences[admitted.key].known for admitted in plan.admitted),
-            preemptions=len(plan.preempted),
-            recomputed_tokens=sum(preempted.recompute_tokens for preempted in plan.preempted),
-        )
+        self._ledger.planned(plan, tokens, sum(self._sequences[admitted.key].known for admitted in plan.admitted))
         return plan
 
     @told

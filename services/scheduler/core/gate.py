@@ -23,11 +23,30 @@ from services.scheduler.core.sequence import Sequence
 class Pass:
     """What a submission is let in with."""
 
-    submission: Submission  # its max_tokens may be less than asked
-    limit: int | None  # tokens it may reach; None: no lane says
+    submissions: tuple[Submission, ...]  # one a sequence; max_tokens may be less than asked, and there may be fewer
+    limit: int | None  # tokens each may reach; None: no lane says
     expected_output: int | None
-    charge: int  # tokens, on its tenant's account
+    charges: tuple[int, ...]  # tokens, on the tenant's account: the prompt is the first's
     degraded: tuple[Rung, ...]
+
+    def sequences(self, arrivals: int, now: int) -> tuple[Sequence, ...]:
+        """arrivals: of sequences before these."""
+        made = tuple(
+            Sequence(
+                submission,
+                arrival=arrivals + place + 1,
+                submitted_at=now,
+                queued_at=now,
+                limit=self.limit,
+                expected_output=self.expected_output,
+                sibling=place > 0,
+            )
+            for place, submission in enumerate(self.submissions)
+        )
+        for sequence in made:
+            if sequence.submission.output_len:  # the answer has begun: what counts is the time to its next token
+                sequence.admitted, sequence.last_token_at = True, now
+        return made
 
 
 class Gate:
@@ -41,22 +60,25 @@ class Gate:
 
     def look(self, submission: Submission, waiting: WaitingQueue, specs: Series[LaneSpec], now: int) -> Pass:
         """Raises a SubmitError. Without specs the fit is unknown, and looked at when there are."""
-        validate(submission)
-        known = submission.prompt_len + submission.output_len
-        check_block_keys(len(submission.block_keys), submission.key_block_size, known)
-        limit = fit(submission, specs) if specs else None  # before anything is taken away
+        each = submission.each()
+        for one in each:
+            validate(one)
+            check_block_keys(len(one.block_keys), one.key_block_size, one.prompt_len + one.output_len)
+            if specs:
+                fit(one, specs)  # before anything is taken away
         self.watch(waiting, now)
         self.ladder.admit(submission.priority)
-        submission, degraded = self._degrade(submission)
-        if specs:
-            limit = fit(submission, specs)
-        queue_room(submission, len(waiting), waiting.tokens, waiting.size_bytes, self._config)
+        each, degraded = self._degrade(each)
+        limit = min(fit(one, specs) for one in each) if specs else None
+        queue_room(each, len(waiting), waiting.tokens, waiting.size_bytes, self._config)
         expected = None
         if self._config.learn_output and submission.max_tokens is None:
             expected = self.history.expected(submission.tenant)
-        charge = self._charge(submission, expected, limit)
-        self.quotas.check(submission.tenant, charge, now)
-        return Pass(submission, limit, expected, charge, degraded)
+        charges = tuple(
+            self._charge(one, expected, limit) - (one.prompt_len if place else 0) for place, one in enumerate(each)
+        )
+        self.quotas.check(submission.tenant, sum(charges), now, len(each))
+        return Pass(each, limit, expected, charges, degraded)
 
     def watch(self, waiting: WaitingQueue, now: int) -> None:
         """Tells the ladder how full the queue is, by the limit that is nearest."""
@@ -71,8 +93,8 @@ class Gate:
         )
 
     def enter(self, let_in: Pass, now: int) -> None:
-        submission = let_in.submission
-        self.quotas.charge(submission.tenant, submission.key, let_in.charge, now)
+        for submission, charge in zip(let_in.submissions, let_in.charges, strict=True):
+            self.quotas.charge(submission.tenant, submission.key, charge, now)
 
     def served(self, tokens: Mapping[str, int]) -> None:
         """Output tokens that tenants were given."""
@@ -99,8 +121,9 @@ class Gate:
         self.counters.check({tenant: held for tenant, held in deposits.items() if held})
 
     def _used(self, sequence: Sequence) -> int:
-        """Tokens that its tenant pays for: of a prompt nobody began to compute, none."""
-        return (sequence.submission.prompt_len if sequence.charged else 0) + sequence.delivered
+        """Tokens that its tenant pays for: of a prompt nobody began to compute, none; of siblings' prompt, once."""
+        own_prompt = sequence.charged and not sequence.sibling
+        return (sequence.submission.prompt_len if own_prompt else 0) + sequence.delivered
 
     def _charge(self, submission: Submission, expected: int | None, limit: int | None) -> int:
         """Prompt and the most output it may have; where that is the context, what is expected of it."""
@@ -111,13 +134,15 @@ class Gate:
             output = min(output, limit - submission.prompt_len)
         return submission.prompt_len + max(1, output - submission.output_len)
 
-    def _degrade(self, submission: Submission) -> tuple[Submission, tuple[Rung, ...]]:
-        ladder, priority = self.ladder, submission.priority
-        taken = [rung for rung in (Rung.PREFILL_SHARE, Rung.SINGLE_ANSWER) if ladder.hits(rung, priority)]
-        if Rung.SINGLE_ANSWER in taken and submission.answers == 1:
-            taken.remove(Rung.SINGLE_ANSWER)
-        cap = max(self._config.ladder.max_tokens, submission.output_len + 1)
-        if ladder.hits(Rung.MAX_TOKENS, priority) and (submission.max_tokens is None or submission.max_tokens > cap):
+    def _degrade(self, each: tuple[Submission, ...]) -> tuple[tuple[Submission, ...], tuple[Rung, ...]]:
+        ladder, priority, max_tokens = self.ladder, each[0].priority, each[0].max_tokens
+        drawn = max(one.output_len for one in each)
+        taken = [Rung.PREFILL_SHARE] if ladder.hits(Rung.PREFILL_SHARE, priority) else []
+        if len(each) > 1 and not each[0].resumed and ladder.hits(Rung.SINGLE_ANSWER, priority):
+            taken.append(Rung.SINGLE_ANSWER)
+            each = each[:1]
+        cap = max(self._config.ladder.max_tokens, drawn + 1)
+        if ladder.hits(Rung.MAX_TOKENS, priority) and (max_tokens is None or max_tokens > cap):
             taken.append(Rung.MAX_TOKENS)
-            submission = replace(submission, max_tokens=cap)
-        return submission, tuple(taken)
+            each = tuple(replace(one, max_tokens=cap) for one in each)
+        return each, tuple(taken)

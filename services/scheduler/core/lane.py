@@ -67,12 +67,14 @@ class Lane:
     def find(self, sequence: Sequence) -> list[int]:
         """Blocks that hold the start of a waiting sequence already. At least its last known token is left to compute:
         without it there are no logits to draw from."""
+        if sequence.scores:
+            return []
         return self.cache.find(self.keys(sequence), (sequence.known - 1) // self.spec.block_size)
 
     def computing(self, sequence: Sequence, found: int) -> Sequence | None:
         """Who computes the next block that a waiting sequence would, behind `found` found ones."""
         keys = self.keys(sequence)
-        if found >= min(len(keys), (sequence.known - 1) // self.spec.block_size):
+        if sequence.scores or found >= min(len(keys), (sequence.known - 1) // self.spec.block_size):
             return None
         holder = self.cache.promised(keys[found])
         return holder if isinstance(holder, Sequence) else None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import fields
 
-from services.scheduler.core.calls import InvariantError, Reason, Totals
+from services.scheduler.core.calls import InvariantError, Plan, Reason, Totals
 from services.scheduler.core.sequence import Sequence
 
 
@@ -15,6 +15,18 @@ class Ledger:
     def count(self, **increments: int) -> None:
         for name, by in increments.items():
             self._counts[name] += by
+
+    def planned(self, plan: Plan, tokens: int, looked_up_tokens: int) -> None:
+        """tokens: positions in its slices. looked_up_tokens: positions of those that it admits."""
+        self.count(
+            steps=1,
+            planned_tokens=tokens,
+            admissions=len(plan.admitted),
+            cached_tokens=sum(admitted.cached_tokens for admitted in plan.admitted),
+            looked_up_tokens=looked_up_tokens,
+            preemptions=len(plan.preempted),
+            recomputed_tokens=sum(preempted.recompute_tokens for preempted in plan.preempted),
+        )
 
     def finished(self, reason: Reason) -> None:
         self._finished[reason] += 1

@@ -73,13 +73,20 @@ class Quotas:
         """Live sequences of the tenants that have any."""
         return {tenant: account.live for tenant, account in self._accounts.items() if account.live}
 
-    def check(self, tenant: str, tokens: int, now: int) -> None:
-        """Raises QuotaExceeded, or DoesNotFit where the tenant never may have so many tokens. Charges nothing."""
+    def check(self, tenant: str, tokens: int, now: int, answers: int = 1) -> None:
+        """Raises QuotaExceeded, or DoesNotFit where the tenant never may have so much. Charges nothing.
+
+        answers: sequences that a request is made of; each counts. tokens: of all of them.
+        """
         account = self._account(tenant, now)
         quota = account.quota
-        if quota.concurrency is not None and account.live >= quota.concurrency:
+        for what, most in (("at once", quota.concurrency), ("in a minute", quota.requests_per_minute)):
+            if most is not None and answers > most and answers > 1:
+                raise DoesNotFit("answers", f"{answers} answers; tenant {tenant} may have {most} requests {what}")
+        if quota.concurrency is not None and account.live + answers > quota.concurrency:
             raise QuotaExceeded(
-                "concurrency", f"tenant {tenant} has {account.live} requests running or waiting; its limit is that"
+                "concurrency",
+                f"tenant {tenant} has {account.live} requests running or waiting; its limit is {quota.concurrency}",
             )
         if account.tokens is not None:
             if tokens > account.tokens.rate:
@@ -90,10 +97,10 @@ class Quotas:
                 )
             self._wait("tokens_per_minute", tenant, account.tokens, tokens, now)
         if account.requests is not None:
-            self._wait("requests_per_minute", tenant, account.requests, 1, now)
+            self._wait("requests_per_minute", tenant, account.requests, answers, now)
 
     def charge(self, tenant: str, key: SequenceKey, tokens: int, now: int) -> None:
-        """After `check` passed."""
+        """One sequence. After `check` passed."""
         account = self._account(tenant, now)
         account.live += 1
         if account.requests is not None:

@@ -60,6 +60,7 @@ class Sequence:
     delivered: int = 0  # tokens drawn here and given out
     last_token_at: int | None = None  # None until the first token drawn here
     admitted: bool = False  # ever
+    sibling: bool = False  # of a sequence with the same prompt, which pays for that
     preemptions: int = 0
     recomputed: int = 0  # positions
     expected_output: int | None = None  # tokens, where max_tokens is absent and its tenant's past says something
@@ -121,6 +122,13 @@ class Sequence:
         if self.placement is None:
             return Phase.QUEUE
         return Phase.PREFILL if self.placement.computed < self.placement.settled else Phase.DECODE
+
+    @property
+    def scores(self) -> bool:
+        """Whether its prompt's logprobs are still to come, so that nothing of it may be taken from a cache. The first
+        token comes with the last of them."""
+        submission = self.submission
+        return submission.scores_prompt and not self.delivered and not submission.output_len
 
     @property
     def continues(self) -> bool:

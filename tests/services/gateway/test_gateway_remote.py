@@ -11,7 +11,20 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_support import CHAT, Gateway, Item, ScriptedEngine, accepted, answer, chat_body, delta, finished, sse
+from gateway_support import (
+    CHAT,
+    COMPLETIONS,
+    Gateway,
+    Item,
+    ScriptedEngine,
+    accepted,
+    answer,
+    chat_body,
+    delta,
+    finished,
+    prompt_body,
+    sse,
+)
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NoOpTracer
@@ -265,6 +278,44 @@ async def test_what_was_delivered_travels_to_the_next_tokenizer() -> None:
             assert list(after.resume.prompt_ids) == [1, 2, 3]
             assert list(after.resume.output_ids) == list(delta("Hel").delta.token_ids)
             assert (after.resume.chars_delivered, after.resume.numerics) == (3, "n1")
+
+
+async def test_each_of_several_answers_goes_on_and_the_prompts_logprobs_come_once() -> None:
+    def scored(*texts: str, first: str | None = None) -> Any:
+        entries = [tokenizer_pb2.TextLogprob(text=text, logprob=-1.0) for text in texts]
+        told = tokenizer_pb2.TextPromptLogprobs(logprobs=[tokenizer_pb2.TextLogprobs(drawn=one) for one in entries])
+        if first is not None:
+            told.first.text = first
+        return tokenizer_pb2.TokenizerServiceGenerateResponse(prompt_logprobs=told)
+
+    def script(*events: Any) -> list[Any]:
+        return [*begun(), *events]
+
+    echoes = [delta("abc", (), index) for index in range(2)]
+    whole = [scored("b", first="a"), scored("c"), *echoes]
+    dead = errors.Unavailable("it drains", reason="DRAINING")
+    ends = [delta("e", (5,), 0), delta("E", (6,), 1), finished(tokens=1, index=0), finished(tokens=2, index=1)]
+    cuts: list[tuple[list[Any], list[Any]]] = [
+        (script(scored("b", first="a"), dead), script(*whole, delta("d", (4,), 1), *ends)),
+        (script(*whole, delta("d", (4,), 1), dead), script(*ends)),
+        (script(*whole, delta("d", (4,), 1), *ends[:3], dead), script(ends[3])),
+    ]
+    body = prompt_body(n=2, echo=True, logprobs=0, max_tokens=2)
+    for before, after in cuts:
+        async with chain(before) as first, chain(after) as second:
+            async with make_channel(first.target) as one, make_channel(second.target) as other:
+                engine = RemoteEngine([Ways(first.target, one, one), Ways(second.target, other, other)])
+                for number in range(50):  # one that the first has
+                    response = await Gateway(engine).post(COMPLETIONS, body, {"x-request-id": f"r{number}"})  # type: ignore[arg-type]
+                    if second.door.engine.requests and first.door.engine.requests:
+                        break
+                    second.door.engine.requests.clear()
+                choices = response.json()["choices"]
+                assert [choice["text"] for choice in choices] == ["abce", "abcdE"]
+                assert [choice["logprobs"]["tokens"] for choice in choices] == [["a", "b", "c"]] * 2
+                told = second.door.engine.requests[-1].resume
+                assert told.others[0].chars_delivered in (0, 4, 5)
+                assert told.finished == (before[-2] is ends[2])
 
 
 async def test_an_answer_of_a_tokenizer_that_tells_no_ids_ends_with_it() -> None:

@@ -323,11 +323,30 @@ def test_what_asks_for_the_default_is_accepted(harmless: dict[str, Any]) -> None
     assert openai.read_chat(chat_body(**harmless)) == openai.read_chat(chat_body())
 
 
-def test_several_prompts_and_echo_are_refused() -> None:
-    for bad, field in (({"prompt": ["a", "b"]}, "prompt"), ({"echo": True}, "echo"), ({"best_of": 2}, "best_of")):
+def test_several_prompts_and_a_best_of_several_are_refused() -> None:
+    for bad, field in (
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+    ):
         error = refusal(prompt_body(**bad))
         assert (type(error), error.field) == (Unimplemented, field)
     assert openai.read_completion(prompt_body(echo=False, best_of=1, suffix="")).request.text == "hi"
+    assert openai.read_completion(prompt_body(best_of=3, n=3)).choices == 3
+
+
+def test_echo_asks_for_the_prompts_logprobs_where_those_are_asked_for() -> None:
+    plain = openai.read_completion(prompt_body(echo=True))
+    assert (plain.echo, plain.request.echo, plain.request.sampling.HasField("prompt_logprobs")) == (True, True, False)
+    scored = openai.read_completion(prompt_body(echo=True, logprobs=3, max_tokens=0, temperature=0))
+    sampling = scored.request.sampling
+    assert (sampling.logprobs, sampling.prompt_logprobs, sampling.max_tokens) == (3, 3, 1)
+    assert scored.score_only
+    assert not openai.read_completion(prompt_body(echo=True, max_tokens=1)).score_only
+    assert not openai.read_completion(prompt_body(logprobs=3)).request.sampling.HasField("prompt_logprobs")
+    for bad in ({"max_tokens": 0}, {"max_tokens": 0, "echo": False}, {"max_tokens": False, "echo": True}):
+        error = refusal(prompt_body(**bad))
+        assert (type(error), error.field) == (InvalidArgument, "max_tokens")
 
 
 def test_unknown_and_missing_parameters_are_named() -> None:

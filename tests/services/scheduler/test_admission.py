@@ -4,7 +4,16 @@ import pytest
 from scheduler_model import World, ask
 
 from services.errors import InvalidArgument
-from services.scheduler.core.calls import CoreConfig, DoesNotFit, LaneSpec, Plan, QueueFull, Submission
+from services.scheduler.core.calls import (
+    CoreConfig,
+    DoesNotFit,
+    LaneSpec,
+    Plan,
+    QueueFull,
+    Sibling,
+    Submission,
+    SubmitError,
+)
 from services.scheduler.core.cost import CostEstimate, DrainRate, StepFit
 from services.scheduler.core.degrade import Degraded, Ladder
 from services.scheduler.core.expected_output import ENOUGH, OutputHistory
@@ -236,6 +245,28 @@ def test_a_short_burst_takes_no_rung_and_off_is_off() -> None:
     assert ladder.rungs == off.rungs == ()
 
 
+def test_several_answers_come_in_together_or_not_at_all_and_pay_the_prompt_once() -> None:
+    quotas = {"tenant": TenantQuota(concurrency=5, requests_per_minute=6, tokens_per_minute=100)}
+    made = world(LaneSpec(16, 64, 64, 8, 512), quotas=quotas)
+    others = (Sibling("b"), Sibling("c"))
+    accepted = made.core.submit(ask("a", 20, 10, others=others), made.now)  # 20 + 3 * 10 tokens
+    assert (accepted.answers, made.core.load().waiting) == (3, 3)
+    for refused in (
+        ask("d", 20, 1, others=(Sibling("e"), Sibling("f"))),  # 6 at once
+        ask("d", 20, 20, others=(Sibling("e"),)),  # 60 tokens, 50 are left
+        ask("d", 20, 1, others=(Sibling("e"), Sibling("d"))),
+        ask("d", 20, 1, others=(Sibling("a"),)),
+    ):
+        with pytest.raises(SubmitError):
+            made.core.submit(refused, made.now)
+        assert [view.key for view in made.core.sequences()] == ["a", "b", "c"]
+        made.core.check()
+    assert made.core.submit(ask("d", 20, 15, others=(Sibling("e"),)), made.now).answers == 2
+    for key in "abcde":
+        made.core.cancel(key, made.now)
+    made.core.check()
+
+
 def test_each_rung_takes_from_low_classes_alone_and_is_told() -> None:
     made = world(LaneSpec(16, 64, 40, 1, 512), ladder=LADDER, max_queued_requests=4)
     made.submit(ask("busy", 4, 100))
@@ -245,11 +276,13 @@ def test_each_rung_takes_from_low_classes_alone_and_is_told() -> None:
         made.submit(ask(key, 4, 1))
     told: list[tuple[tuple[Rung, ...], int | None]] = []
     for number in range(5):
-        low = ask(f"low{number}", 20, 50, priority=-1, answers=2)
+        low = ask(f"low{number}", 20, 50, priority=-1, others=(Sibling(f"low{number}b"),))
         try:
             accepted = made.core.submit(low, made.now)
             told.append((accepted.degraded, accepted.max_tokens))
-            made.core.cancel(f"low{number}", made.now)
+            assert accepted.answers == (1 if Rung.SINGLE_ANSWER in accepted.degraded else 2)
+            for key in (f"low{number}", f"low{number}b"):
+                made.core.cancel(key, made.now)
         except Degraded:
             told.append(((Rung.ADMISSION,), None))
         made.now += 10
@@ -262,7 +295,8 @@ def test_each_rung_takes_from_low_classes_alone_and_is_told() -> None:
         ((first, second, third), 3),
         ((Rung.ADMISSION,), None),
     ]
-    assert made.core.submit(ask("high", 20, 50, answers=2), made.now).degraded == ()
+    high = made.core.submit(ask("high", 20, 50, others=(Sibling("high b"),)), made.now)
+    assert (high.degraded, high.answers) == ((), 2)
     assert made.core.rungs(0) == ()
     assert made.core.rungs(-1) == made.core.load().rungs == tuple(Rung)
     assert made.core.totals().rungs_taken == 4

@@ -119,6 +119,8 @@ class CoreMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["a", "b", "c"]),
         bits=st.one_of(st.none(), st.integers(0, 1 << 17), st.just(0)),
         cost=st.sampled_from([None, None, CostEstimate(1, 1, 2)]),
+        siblings=st.sampled_from([(), (), (0,), (0, 0), (0, 1, 2)]),
+        scores=st.sampled_from([False, False, True]),
     )
     def submit(
         self,
@@ -131,13 +133,20 @@ class CoreMachine(RuleBasedStateMachine):
         tenant: str = "a",
         bits: int | None = None,
         cost: CostEstimate | None = None,
+        siblings: tuple[int, ...] = (),
+        scores: bool = False,
     ) -> None:
-        """bits: ids of its prompt, one bit each, so that many begin alike; None: it takes no part in the cache."""
+        """bits: ids of its prompt, one bit each, so that many begin alike; None: it takes no part in the cache.
+        siblings: further answers, of which so many tokens are known less than of the first."""
         ids = None if bits is None else [bits >> index & 1 for index in range(prompt_len + output_len)]
-        submission = Submission(f"s{number}", tenant, prompt_len, max_tokens, limits, priority, output_len, prompt_len)
+        submission = Submission(
+            *(f"s{number}", tenant, prompt_len, max_tokens, limits, priority, output_len, prompt_len),
+            scores_prompt=scores,
+        )
+        others = [(f"s{number}.{place}", max(0, output_len - less)) for place, less in enumerate(siblings)]
         before = (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
         try:
-            self.world.submit(submission, cost, ids)
+            self.world.submit(submission, cost, ids, others)
         except SubmitError:  # then nothing is kept
             assert before == (self.world.core.load(), self.world.core.totals(), self.world.core.sequences())
 
@@ -175,6 +184,12 @@ class CoreMachine(RuleBasedStateMachine):
     def cancel(self, pick: int) -> None:
         self.world.cancel(self._key(pick))
         assert self.world.cancel(self._key(pick)) == []
+
+    @precondition(lambda self: self.world.users)
+    @rule(pick=st.integers(0, 99))
+    def fail(self, pick: int) -> None:
+        self.world.fail(self._key(pick))
+        assert self.world.fail(self._key(pick)) == []
 
     @precondition(lambda self: self.world.live())
     @rule(pick=st.integers(0, 99), back=st.integers(0, 3))

@@ -29,6 +29,7 @@ CHAT: Load = (Tenant(about(100, 100), rate=14), Tenant(about(100, 100), rate=140
 LONG_ANSWERS_FIRST: Load = (Tenant(about(100, 20), rate=70, begins_s=12), Tenant(about(100, 800), rate=20))
 BOTH_LONG: Load = (Tenant(about(100, 800), rate=6, begins_s=12), Tenant(about(100, 800), rate=60))
 LONG_PROMPTS: Load = (Tenant(about(100, 100), rate=20), Tenant(about(3000, 20), rate=20))
+TAKE_TURNS: Load = (Tenant(about(1200, 60), rate=10), Tenant(about(1200, 60), rate=100))
 SHARED: Load = (Tenant(about(600, 50), rate=40, shared=512), Tenant(about(600, 50), rate=140))
 
 
@@ -49,13 +50,23 @@ def run(load: Load, weights: tuple[float, float], **rest: object) -> Served:
         (BOTH_LONG, (1, 1), {}),
         (BOTH_LONG, (1, 3), {}),
         (LONG_PROMPTS, (1, 1), {}),
+        (TAKE_TURNS, (1, 1), {}),
         (SHARED, (1, 1), {}),
         (CHAT, (1, 1), {"spec": TIGHT}),
         ((replace(CHAT[0], asked=2000, rate=25), replace(CHAT[1], asked=150)), (1, 1), {}),
         ((replace(CHAT[0], rate=30), replace(CHAT[1], rate=300)), (1, 1), {"lanes": 2}),
     ],
     ids=[
-        *("chat-1:1", "chat-1:3", "chat-3:1", "long-answers-first", "both-long", "both-long-1:3", "long-prompts"),
+        *(
+            "chat-1:1",
+            "chat-1:3",
+            "chat-3:1",
+            "long-answers-first",
+            "both-long",
+            "both-long-1:3",
+            "long-prompts",
+            "take-turns",
+        ),
         *("shared-prefix", "tight-pool", "asks-for-more-than-it-needs", "two-lanes"),
     ],
 )
@@ -68,6 +79,31 @@ def test_weighted_service_is_within_a_tenth_in_every_window(
 def test_the_price_of_it_in_preemptions_is_small() -> None:
     served = run(CHAT, (1, 1))
     assert served.preemptions <= served.admissions / 50
+
+
+def test_the_price_of_it_in_service_is_small() -> None:
+    fair, first_come = run(TAKE_TURNS, (1, 1)), run(TAKE_TURNS, (1, 1), config={"policy": "fcfs"})
+    assert fair.total() >= 0.95 * first_come.total()
+    assert fair.preemptions <= fair.admissions / 20
+
+
+def prompts_are_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who takes a place is ahead again as soon as its prompt is computed: the two take turns."""
+    monkeypatch.setattr("services.scheduler.core.claims._Title._prompt", lambda title, head, cached: 0)
+
+
+def recomputing_is_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small differences are made up for with work that is lost to both."""
+    monkeypatch.setattr("services.scheduler.core.claims._Title._lost", lambda title, victim: 0)
+
+
+@pytest.mark.parametrize("naive", [prompts_are_no_price, recomputing_is_no_price])
+def test_who_counts_less_than_an_exchange_costs_preempts_all_the_time(
+    naive: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naive(monkeypatch)
+    served = run(TAKE_TURNS, (1, 1))
+    assert served.preemptions > served.admissions / 20
 
 
 def naive_aging(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,9 @@ from services.executor.fake import FakeRunner, Faults
 from services.executor.fake_tokens import expected_hash_tokens
 from services.scheduler.core.calls import CoreConfig
 from services.scheduler.core.policies.policy import POLICIES
-from services.scheduler.endings import Completed
 from services.scheduler.intake import CacheUse
 from services.scheduler.live import LiveRequest
-from services.scheduler.outbox import Drawn
+from services.scheduler.outbox import Drawn, Ended
 from services.scheduler.prefix_keys import KeyChain, NameSpace
 
 IDS = 2
@@ -92,7 +91,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def next_turn(self, pick: int, more: list[int]) -> None:
         """A chat goes on: all that was said, and something new."""
         live = self._pick(pick)
-        self._try_submit([*live.ids, *more][:9], 3, live.admission.caller.tenant, live.admission.cache)
+        self._try_submit([*live.answers[0].ids, *more][:9], 3, live.admission.caller.tenant, live.admission.cache)
 
     @precondition(lambda self: self.driver.engine.live_requests())
     @rule(pick=st.integers(0, 99))
@@ -155,11 +154,11 @@ class PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def each_key_names_a_block_that_holds_its_tokens(self) -> None:
         for live in self.driver.requests:
-            if live.keys is not None:
+            if live.answers[0].keys is not None:
                 caller = live.admission.caller
                 space = NameSpace("numerics", caller.tenant, self.capacity.block_size, live.admission.cache.salt)
-                for index, key in enumerate(KeyChain(space).grow(live.ids), 1):
-                    self.meanings.setdefault(key, live.ids[: index * self.capacity.block_size])
+                for index, key in enumerate(KeyChain(space).grow(live.answers[0].ids), 1):
+                    self.meanings.setdefault(key, live.answers[0].ids[: index * self.capacity.block_size])
         cache = self.driver.core._lanes[self.lane].cache
         for key, block in cache._block_of.items():
             ids = self.meanings[key]
@@ -179,9 +178,9 @@ class PrefixMachine(RuleBasedStateMachine):
             assert output_of(live) == list(expected)
             while isinstance(event := live.outbox.take(), Drawn):
                 pass
-            if isinstance(event, Completed):
-                assert event.finished.usage.cached_tokens < len(asked.prompt_ids)
-                assert not asked.cache.bypass or not event.finished.usage.cached_tokens
+            if isinstance(event, Ended):
+                assert event.completed.finished.usage.cached_tokens < len(asked.prompt_ids)
+                assert not asked.cache.bypass or not event.completed.finished.usage.cached_tokens
 
 
 PrefixMachine.TestCase.settings = settings(

@@ -72,7 +72,7 @@ def counted(running: Chain, name: str) -> dict[str, float]:
 async def test_every_request_that_comes_is_counted_once_also_those_refused() -> None:
     capacity = replace(CAPACITY, max_sequences=1)
     core = CoreConfig(max_queued_requests=2, max_queued_tokens=30)
-    async with chain(capacity=capacity, core=core) as (running, fake):
+    async with chain(capacity=capacity, core=core, capabilities=()) as (running, fake):
         fake.runner.faults = replace(fake.runner.faults, delay_s=0.02)
         first = running.stub.Generate(request(PROMPT, 100, "first"))
         async for event in first:
@@ -81,7 +81,7 @@ async def test_every_request_that_comes_is_counted_once_also_those_refused() -> 
         await refusal(running.stub, request([], 1))
         await refusal(running.stub, request(PROMPT, 1), metadata=(("tercet-priority", "much"),))
         unserved = request(PROMPT, 1)
-        unserved.sampling.n = 2
+        unserved.sampling.prompt_logprobs = 1
         await refusal(running.stub, unserved)
         await refusal(running.stub, request(PROMPT, 1, "first"))
         late = request(PROMPT, 1)

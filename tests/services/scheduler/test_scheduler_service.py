@@ -145,13 +145,11 @@ async def test_refusals_name_the_field_and_the_limit() -> None:
 
 
 async def test_what_is_not_served_is_refused_by_name() -> None:
-    async with chain() as (running, _):
-        several = request([1], 1, n=2)
+    async with chain(capabilities=()) as (running, _):
         grammar = request([1], 1)
         grammar.sampling.grammar.kind = common_pb2.GRAMMAR_KIND_JSON_OBJECT
         prompt_logprobs = request([1], 1, prompt_logprobs=1)
         for message, field in (
-            (several, "sampling.n"),
             (grammar, "sampling.grammar"),
             (prompt_logprobs, "sampling.prompt_logprobs"),
         ):

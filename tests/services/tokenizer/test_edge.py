@@ -113,8 +113,6 @@ async def test_wrong_input_is_refused_by_name(default_model_path: Path) -> None:
             await refused(invalid, "prompt_ids", client.generate([1, chain.model.vocab_size]))
             await refused(invalid, "sampling.max_tokens", client.generate("hi", max_tokens=100_000))
             await refused(tercet.NotFoundError, "model", client.generate("hi", model="gpt-4"))
-            await refused(tercet.UnimplementedError, "echo", client.generate("hi", echo=True))
-            await refused(tercet.UnimplementedError, "sampling.n", client.generate("hi", n=2))
 
 
 async def test_a_prompt_too_long_names_both_numbers(default_model_path: Path) -> None:

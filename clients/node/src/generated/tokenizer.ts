@@ -12,6 +12,7 @@ import type { ModelDescription as _tercet_v1_ModelDescription, ModelDescription_
 import type { PhaseTimes as _tercet_v1_PhaseTimes, PhaseTimes__Output as _tercet_v1_PhaseTimes__Output } from './tercet/v1/PhaseTimes.js';
 import type { RequestContext as _tercet_v1_RequestContext, RequestContext__Output as _tercet_v1_RequestContext__Output } from './tercet/v1/RequestContext.js';
 import type { Resume as _tercet_v1_Resume, Resume__Output as _tercet_v1_Resume__Output } from './tercet/v1/Resume.js';
+import type { ResumedAnswer as _tercet_v1_ResumedAnswer, ResumedAnswer__Output as _tercet_v1_ResumedAnswer__Output } from './tercet/v1/ResumedAnswer.js';
 import type { SamplingParams as _tercet_v1_SamplingParams, SamplingParams__Output as _tercet_v1_SamplingParams__Output } from './tercet/v1/SamplingParams.js';
 import type { TextDelta as _tercet_v1_TextDelta, TextDelta__Output as _tercet_v1_TextDelta__Output } from './tercet/v1/TextDelta.js';
 import type { TextLogprob as _tercet_v1_TextLogprob, TextLogprob__Output as _tercet_v1_TextLogprob__Output } from './tercet/v1/TextLogprob.js';
@@ -56,6 +57,7 @@ export interface ProtoGrpcType {
       PhaseTimes: MessageTypeDefinition<_tercet_v1_PhaseTimes, _tercet_v1_PhaseTimes__Output>
       RequestContext: MessageTypeDefinition<_tercet_v1_RequestContext, _tercet_v1_RequestContext__Output>
       Resume: MessageTypeDefinition<_tercet_v1_Resume, _tercet_v1_Resume__Output>
+      ResumedAnswer: MessageTypeDefinition<_tercet_v1_ResumedAnswer, _tercet_v1_ResumedAnswer__Output>
       SamplingParams: MessageTypeDefinition<_tercet_v1_SamplingParams, _tercet_v1_SamplingParams__Output>
       SchemaRevision: EnumTypeDefinition
       TextDelta: MessageTypeDefinition<_tercet_v1_TextDelta, _tercet_v1_TextDelta__Output>

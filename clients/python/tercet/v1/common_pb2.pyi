@@ -311,11 +311,13 @@ class SamplingParams(_message.Message):
     max_tokens: _builtins.int
     """Output tokens. 1 to what the context leaves; absent: what the context leaves, capped by the server's default."""
     n: _builtins.int
-    """Answers to one prompt. 1 to 128; absent: 1."""
+    """Answers to one prompt. 1 to 128; absent: 1. Answer i draws as choice i, whatever n is."""
     logprobs: _builtins.int
     """Logprobs of the drawn tokens and of this many likeliest. 0 to 20; absent: none at all."""
     prompt_logprobs: _builtins.int
-    """The same for the prompt's tokens. 0 to 20; absent: none."""
+    """The same for the prompt's tokens, from the second on. 0 to 20; absent: none. The prompt is computed whole for it:
+    nothing of it comes from the prefix cache.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
         """At most 1,024 entries, each token id once."""
@@ -487,10 +489,14 @@ class Resume(_message.Message):
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     CHARS_DELIVERED_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     chars_delivered: _builtins.int
     """Characters (Unicode scalar values) already delivered by the edge."""
     numerics: _builtins.str
     """Describe.numerics under which output_ids were drawn. Differs here: ABORTED."""
+    finished: _builtins.bool
+    """True: answer 0 has ended, and the caller was told so. Nothing more comes of it."""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt's ids as told by Accepted."""
@@ -499,6 +505,10 @@ class Resume(_message.Message):
     def output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids already drawn, in order."""
 
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumedAnswer]:
+        """The further answers of a request with n above 1, from index 1 on: n - 1 of them."""
+
     def __init__(
         self,
         *,
@@ -506,14 +516,48 @@ class Resume(_message.Message):
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         chars_delivered: _builtins.int = ...,
         numerics: _builtins.str = ...,
+        finished: _builtins.bool = ...,
+        others: _abc.Iterable[Global___ResumedAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chars_delivered", b"chars_delivered", "numerics", b"numerics", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chars_delivered", b"chars_delivered", "finished", b"finished", "numerics", b"numerics", "others", b"others", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Resume: _TypeAlias = Resume  # noqa: Y015
+
+@_typing.final
+class ResumedAnswer(_message.Message):
+    """How far one of several answers came elsewhere. As the fields of Resume, which are answer 0's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_IDS_FIELD_NUMBER: _builtins.int
+    CHARS_DELIVERED_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    chars_delivered: _builtins.int
+    """Characters already delivered by the edge."""
+    finished: _builtins.bool
+    """True: it has ended, and the caller was told so."""
+    @_builtins.property
+    def output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids already drawn, in order."""
+
+    def __init__(
+        self,
+        *,
+        output_ids: _abc.Iterable[_builtins.int] | None = ...,
+        chars_delivered: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chars_delivered", b"chars_delivered", "finished", b"finished", "output_ids", b"output_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumedAnswer: _TypeAlias = ResumedAnswer  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):

@@ -571,7 +571,9 @@ class StepResult(_message.Message):
     """The step's."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceResult]:
-        """For each slice that samples, in the order of the slices."""
+        """For each slice that samples, or that begins inside the prompt of a sequence with `sampling.prompt_logprobs`, in the
+        order of the slices.
+        """
 
     @_builtins.property
     def timings(self) -> Global___StepTimings:
@@ -607,7 +609,7 @@ class SliceResult(_message.Message):
     """The slice's."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Drawn tokens, at least one unless there is an error."""
+        """Drawn tokens, at least one unless there is an error or the slice does not sample."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
@@ -619,7 +621,9 @@ class SliceResult(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
-        """Of the prompt's tokens computed in this slice, where asked for; the first token of a prompt has none."""
+        """Of the prompt's tokens in this slice, where asked for, given all before them. The first token of a prompt has none,
+        so a slice that begins there gives one less.
+        """
 
     def __init__(
         self,

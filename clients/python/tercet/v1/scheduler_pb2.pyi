@@ -191,7 +191,7 @@ class SchedulerServiceGenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs:
-        """Before the first delta, where asked for."""
+        """Before the first delta, where asked for. Several, in order."""
 
     def __init__(
         self,
@@ -213,14 +213,14 @@ Global___SchedulerServiceGenerateResponse: _TypeAlias = SchedulerServiceGenerate
 
 @_typing.final
 class PromptLogprobs(_message.Message):
-    """Logprobs of the prompt's tokens from the second on, in order."""
+    """Logprobs of the prompt's tokens from the second on, in order. A part of them: the next event goes on behind it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
-        """One per token."""
+        """One per token. 1 to 512."""
 
     def __init__(
         self,
@@ -248,6 +248,7 @@ class SchedulerAccepted(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     queue_position: _builtins.int
     """Sequences ahead of it."""
     seed: _builtins.int
@@ -258,6 +259,8 @@ class SchedulerAccepted(_message.Message):
     """The id in use."""
     numerics: _builtins.str
     """Under which the tokens are drawn."""
+    n: _builtins.int
+    """Answers that come, from index 0 on: n, or 1 with DEGRADE_RUNG_SINGLE_ANSWER."""
     @_builtins.property
     def limits(self) -> _common_pb2.TimeLimits:
         """The limits in use."""
@@ -276,10 +279,11 @@ class SchedulerAccepted(_message.Message):
         request_id: _builtins.str = ...,
         numerics: _builtins.str = ...,
         degraded: _abc.Iterable[Global___DegradeRung.ValueType] | None = ...,
+        n: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "limits", b"limits", "max_tokens", b"max_tokens", "numerics", b"numerics", "queue_position", b"queue_position", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "limits", b"limits", "max_tokens", b"max_tokens", "n", b"n", "numerics", b"numerics", "queue_position", b"queue_position", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

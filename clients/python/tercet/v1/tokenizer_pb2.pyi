@@ -46,7 +46,7 @@ class TokenizerServiceGenerateRequest(_message.Message):
     keep_special_tokens: _builtins.bool
     """True: control tokens are delivered as text. Absent: false."""
     echo: _builtins.bool
-    """True: the prompt's text comes first in the answer. Absent: false."""
+    """True: the prompt's text comes first in each answer, in a delta without ids. Absent: false."""
     return_prompt_ids: _builtins.bool
     """True: Accepted carries the prompt's ids. Absent: false."""
     model: _builtins.str
@@ -265,7 +265,7 @@ class TokenizerServiceGenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___TextPromptLogprobs:
-        """Before the first delta, where asked for."""
+        """Before the first delta, where asked for. Several, in order."""
 
     def __init__(
         self,
@@ -287,23 +287,29 @@ Global___TokenizerServiceGenerateResponse: _TypeAlias = TokenizerServiceGenerate
 
 @_typing.final
 class TextPromptLogprobs(_message.Message):
-    """Logprobs of the prompt's tokens from the second on, in order."""
+    """Logprobs of the prompt's tokens from the second on, in order. A part of them: the next event goes on behind it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextLogprobs]:
-        """One per token."""
+        """One per token. At most 512."""
+
+    @_builtins.property
+    def first(self) -> Global___TextLogprob:
+        """In the first event: the prompt's first token. It has no logprob, since nothing is before it."""
 
     def __init__(
         self,
         *,
         logprobs: _abc.Iterable[Global___TextLogprobs] | None = ...,
+        first: Global___TextLogprob | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "logprobs", b"logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,6 +330,7 @@ class Accepted(_message.Message):
     PROMPT_IDS_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The id in use."""
     queue_position: _builtins.int
@@ -338,6 +345,8 @@ class Accepted(_message.Message):
     """Under which the tokens are drawn."""
     model: _builtins.str
     """The model's name."""
+    n: _builtins.int
+    """Answers that come, from index 0 on: n, or 1 where the scheduler is under pressure."""
     @_builtins.property
     def limits(self) -> _common_pb2.TimeLimits:
         """The limits in use."""
@@ -358,10 +367,11 @@ class Accepted(_message.Message):
         prompt_ids: _abc.Iterable[_builtins.int] | None = ...,
         numerics: _builtins.str = ...,
         model: _builtins.str = ...,
+        n: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "max_tokens", b"max_tokens", "model", b"model", "numerics", b"numerics", "prompt_ids", b"prompt_ids", "prompt_tokens", b"prompt_tokens", "queue_position", b"queue_position", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "numerics", b"numerics", "prompt_ids", b"prompt_ids", "prompt_tokens", b"prompt_tokens", "queue_position", b"queue_position", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,6 +47,10 @@ class TokenCounters:
         self._served[tenant] = self.served(tenant) + cost
         self._changed[tenant] = None
 
+    def of_prompt(self, tenant: str, tokens: int) -> int:
+        """By how much so many tokens of a prompt move its counter."""
+        return self._weighed(tenant, tokens, 0)
+
     def price(self, tenant: str, *, prompt: int, output: int, soon: int) -> int:
         """The deposit for a sequence that has so many tokens before it, and draws `soon` of them in a moment."""
         return min(self._weighed(tenant, prompt, output), self._weighed(tenant, 0, soon))

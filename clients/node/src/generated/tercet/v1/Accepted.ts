@@ -13,6 +13,7 @@ export interface Accepted {
   'promptIds'?: (number)[];
   'numerics'?: (string);
   'model'?: (string);
+  'n'?: (number);
 }
 
 export interface Accepted__Output {
@@ -25,4 +26,5 @@ export interface Accepted__Output {
   'promptIds'?: (number)[];
   'numerics'?: (string);
   'model'?: (string);
+  'n'?: (number);
 }
