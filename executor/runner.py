@@ -6,13 +6,15 @@ Invariant: a step that raises StepError has changed nothing; a step's tokens dep
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from executor.batch import Batch, build_batch
 from executor.cache import KvPool, MemoryPlan
+from executor.grammar.grammars import Grammars
+from executor.grammar.masks import Masks
 from executor.models.model import Model
 from executor.prompt_scores import Chunk, carried, score
 from executor.sampling import Draw, sample
@@ -21,6 +23,7 @@ from executor.step import (
     Capacity,
     NewSequence,
     RowError,
+    RowErrorCode,
     SamplingParams,
     Slice,
     SliceResult,
@@ -47,6 +50,7 @@ class Runner:
         memory: MemoryPlan,
         model_hash: str,
         numerics: str,
+        grammars: Grammars | None = None,
     ) -> None:
         self.backend = ops.name
         self.capacity = capacity
@@ -57,7 +61,9 @@ class Runner:
         self.pool = pool
         self._model = model
         self._ops = ops
-        self._slots = Slots(capacity)
+        self.grammars = grammars  # None: sequences with a grammar are refused
+        self._masks = Masks()
+        self._slots = Slots(capacity, grammars)
 
     def run(self, step: Step) -> StepResult:
         """Raises StepError, before any state changes, for a step that does not follow from the ones before.
@@ -69,10 +75,11 @@ class Runner:
             self._slots.check(step)
             sequences = self._slots.advance(step)
             batch = build_batch(sequences, self.capacity.block_size)
+            finish_masks = self._begin_masks(step)
             prepared = time.perf_counter_ns()
             hidden = self._model.forward(batch, self.pool)
             computed = time.perf_counter_ns()
-            results = self._results(step, hidden, batch)
+            results = self._results(step, hidden, batch, finish_masks())
             ended = time.perf_counter_ns()
         timings = StepTimings(prepare_ns=prepared - started, forward_ns=computed - prepared, sample_ns=ended - computed)
         return StepResult(step.step_id, results, timings)
@@ -127,8 +134,25 @@ class Runner:
         self.reset()
         return scores
 
-    def _results(self, step: Step, hidden: Tensor, batch: Batch) -> tuple[SliceResult, ...]:
-        """hidden: of all rows of the step."""
+    def _begin_masks(self, step: Step) -> Callable[[], dict[int, str]]:
+        """What is returned waits until the masks of the slices that sample are written, and gives the slots whose
+        grammar allows nothing any more, with the reason."""
+        wanted = {}
+        for part in step.slices:
+            slot = self._slots[part.slot]
+            if part.samples and slot.matching is not None and slot.error is None:
+                wanted[part.slot] = (slot.matching, slot.tokens[slot.prompt_len :])
+        if not wanted:
+            return dict
+        filled = self._masks.begin(tuple(wanted.values()))
+        return lambda: {
+            index: problem for index, problem in zip(wanted, filled.result(), strict=True) if problem is not None
+        }
+
+    def _results(
+        self, step: Step, hidden: Tensor, batch: Batch, dead_ends: Mapping[int, str]
+    ) -> tuple[SliceResult, ...]:
+        """hidden: of all rows of the step. dead_ends: slots whose grammar allows nothing, with the reason."""
         sampled = [self._slots[part.slot].sequence for part in step.slices if part.samples]
         draws = iter(sample(self._model, self._ops, hidden[batch.sample_rows], sampled))
         results = []
@@ -136,8 +160,7 @@ class Runner:
             slot = self._slots[part.slot]
             scores = self._score_prompt(part, slot, hidden[row : row + part.count])
             if part.samples:
-                drawn = next(draws)
-                draw = Draw(error=slot.error) if slot.error is not None else drawn
+                draw = _outcome(slot, next(draws), dead_ends.get(part.slot))
                 slot.drawn, slot.error = draw.token_id, draw.error
                 results.append(_result(part.slot, draw, scores or ()))
             elif scores is not None:
@@ -169,6 +192,16 @@ class Runner:
     def _require_idle(self, action: str) -> None:
         if self._slots.live:
             raise RuntimeError(f"{action} needs an idle executor; {self._slots.live} sequences are live")
+
+
+def _outcome(slot: Slot, drawn: Draw, dead_end: str | None) -> Draw:
+    """An earlier error stands; after it a grammar without a way on. dead_end: why it has none."""
+    if slot.error is not None:
+        return Draw(error=slot.error)
+    if dead_end is None:
+        return drawn
+    text = f"the grammar allows nothing at position {slot.sequence.position}: {dead_end}"
+    return Draw(error=RowError(RowErrorCode.GRAMMAR_DEAD_END, text))
 
 
 def _result(slot: int, draw: Draw, scores: tuple[TokenLogprobs, ...]) -> SliceResult:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from executor.batch import SequenceRows
+from executor.grammar.grammars import Grammars
+from executor.grammar.masks import Matching
 from executor.step import Capacity, NewSequence, RowError, SamplingParams, Slice, Step
 from kernels.sampling import SampledSequence
 
@@ -30,6 +32,7 @@ class Slot:
     block_table: "array[int]"  # type code "i"
     drawn: int | None = None
     error: RowError | None = None  # of the last draw: a step sent before that was known fails in this row again
+    matching: Matching | None = None  # its place in its grammar
     scores: int | None = None  # prompt logprobs are to be given, with so many of the likeliest
     carried: Tensor | None = None  # hidden row of the last position, where the prompt's next token is to be scored
 
@@ -43,8 +46,9 @@ class Slot:
 
 
 class Slots:
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, grammars: Grammars | None = None) -> None:
         self._capacity = capacity
+        self._grammars = grammars
         self._slots: list[Slot | None] = [None] * capacity.max_sequences
 
     def __getitem__(self, index: int) -> Slot:
@@ -91,7 +95,7 @@ class Slots:
         rows = []
         for part in step.slices:
             if part.new is not None:
-                self._slots[part.slot] = _started(part.new)
+                self._slots[part.slot] = self._entered(part.new)
             slot = self[part.slot]
             token_ids: Sequence[int] = part.token_ids or (slot.drawn or 0,)
             slot.tokens.extend(token_ids)
@@ -101,6 +105,12 @@ class Slots:
                 slot.error = None
             rows.append(SequenceRows(token_ids, part.start, slot.block_table, part.samples))
         return rows
+
+    def _entered(self, new: NewSequence) -> Slot:
+        grammar = new.sampling.grammar
+        if grammar is None or self._grammars is None:
+            return _started(new)
+        return _started(new, Matching(self._grammars.get(grammar), self._capacity.vocab_size))
 
     def _check_slice(self, part: Slice) -> "array[int]":
         """The slot's block table as the step leaves it."""
@@ -171,14 +181,17 @@ class Slots:
         for name, token in named:
             if not 0 <= token < vocab_size:
                 raise StepError(f"slot {index}: {name} has token id {token}, vocab_size is {vocab_size}")
+        if sampling.grammar is not None and self._grammars is None:
+            raise StepError(f"slot {index}: this executor serves no grammars")
         problem = sampling_problem(sampling)
         if problem:
             raise StepError(f"slot {index}: {problem}")
 
 
-def _started(new: NewSequence) -> Slot:
-    sequence = SampledSequence(new.sampling, array("i", new.cached_token_ids), new.prompt_len)
-    return Slot(sequence, array("i"), scores=new.sampling.prompt_logprobs)
+def _started(new: NewSequence, matching: Matching | None = None) -> Slot:
+    mask = None if matching is None else matching.mask
+    sequence = SampledSequence(new.sampling, array("i", new.cached_token_ids), new.prompt_len, mask)
+    return Slot(sequence, array("i"), matching=matching, scores=new.sampling.prompt_logprobs)
 
 
 def sampling_problem(sampling: SamplingParams) -> str | None:

@@ -9,6 +9,27 @@ the slot held; every later slice carries only what changed. So a step's size gro
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
+
+MAX_GRAMMAR_BYTES: Final = 65_536  # of a grammar's source, in UTF-8
+
+
+class GrammarKind(IntEnum):
+    """What the source of a grammar is written in."""
+
+    JSON_OBJECT = 1  # any; the source is empty
+    JSON_SCHEMA = 2
+    REGEX = 3  # over the whole output
+    EBNF = 4  # llguidance's Lark
+    CHOICE = 5  # one of the lines of the source
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form that an output must have, from its first token to its end."""
+
+    kind: GrammarKind
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +46,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # over output, times the count
     min_tokens: int = 0  # `stop_token_ids` can't be drawn before this many output tokens
     stop_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
     temperature: float = 1.0  # >= 0
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # (0, 1]

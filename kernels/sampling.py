@@ -5,8 +5,8 @@ draw; and the torch code that does it where a back end has none of its own. Must
 Invariants: a row's token depends on that row's logits and sequence alone; a step that a row does not ask for costs it
 nothing; every choice among equals goes to the lowest token id; the results are the same bits on every back end.
 
-Adjusting steps map logits (float32 [V]) to new ones. Filtering steps map candidates, token ids in ascending order with
-their scores, to fewer of them. A grammar's mask belongs between the two.
+Adjusting steps map logits (float32 [V]) to new ones; the last of them is a grammar's mask. Filtering steps map
+candidates, token ids in ascending order with their scores, to fewer of them.
 """
 
 import math
@@ -56,17 +56,22 @@ class Sampling(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampledSequence:
-    """What the draws of a sequence need to know beside its logits."""
+    """What the draws of a sequence need to know beside its logits.
+
+    mask: which tokens may be drawn at all: token t where bit t % 32 of word t // 32 is set, none behind the last word.
+    Whoever owns the sequence rewrites it for each draw. None: all.
+    """
 
     sampling: Sampling
     tokens: "array[int]"  # type code "i": inputs so far, positions [0, position); it grows
     prompt_len: int
+    mask: "array[int] | None" = None  # type code "I"
     greedy: bool = field(init=False)  # every token is that of the largest logit, and nothing else is asked for
 
     def __post_init__(self) -> None:
         sampling = self.sampling
         likeliest = sampling.temperature == 0 and sampling.logprobs is None
-        object.__setattr__(self, "greedy", likeliest and not may_adjust(sampling))
+        object.__setattr__(self, "greedy", likeliest and self.mask is None and not may_adjust(sampling))
 
     @property
     def position(self) -> int:
@@ -195,6 +200,15 @@ def ban_stops(logits: Tensor, sequence: SampledSequence) -> Tensor:
     return logits.index_fill(0, torch.tensor(sequence.sampling.stop_token_ids), float("-inf"))
 
 
+def forbid_masked(logits: Tensor, sequence: SampledSequence) -> Tensor:
+    forbidden = torch.ones_like(logits, dtype=torch.bool)
+    if sequence.mask:
+        words = torch.tensor(sequence.mask, dtype=torch.int64)
+        bits = (words.unsqueeze(1) >> torch.arange(32) & 1).flatten()[: logits.shape[0]]
+        forbidden[: bits.shape[0]] = bits == 0
+    return logits.masked_fill(forbidden, float("-inf"))
+
+
 ADJUSTING: tuple[
     tuple[Callable[[SampledSequence], bool], Callable[[Tensor, SampledSequence], Tensor]],
     ...,
@@ -206,6 +220,7 @@ ADJUSTING: tuple[
         penalize_presence_and_frequency,
     ),
     (lambda s: s.bans_stops, ban_stops),
+    (lambda s: s.mask is not None, forbid_masked),
 )
 
 _LARGEST = torch.finfo(torch.float32).max

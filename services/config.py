@@ -278,6 +278,16 @@ class TokenizerConfig(Settings):
         30.0, "how long a gRPC client may leave one message unread before its stream ends", unit="s", minimum=0.1
     )
     slow_request_s: float = setting(30.0, "requests that take longer are logged in detail", unit="s", minimum=0)
+    tool_format: str = setting(
+        "auto",
+        "how the model writes calls of tools; auto looks at its chat template",
+        choices=("auto", "none", "hermes", "llama3", "mistral"),
+    )
+    reasoning_format: str = setting(
+        "auto",
+        "how the model writes its reasoning; auto looks at its chat template",
+        choices=("auto", "none", "think", "think-open"),
+    )
     trust: ServerTrust = dataclasses.field(default_factory=ServerTrust)
     calls: CallTrust = dataclasses.field(default_factory=CallTrust)
     keys: UserKeys = dataclasses.field(default_factory=UserKeys)

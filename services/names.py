@@ -18,6 +18,7 @@ MD_TRACESTATE: Final = "tracestate"
 
 # Spans; an RPC's span is called after its method, `tercet.v1.SchedulerService/Generate`
 SPAN_TOKENIZE: Final = "tokenize"
+SPAN_GRAMMAR: Final = "grammar"
 SPAN_QUEUE: Final = "queue"
 SPAN_PREFILL: Final = "prefill"
 SPAN_DECODE: Final = "decode"

@@ -76,7 +76,7 @@ def step_to_proto(order: StepOrder) -> executor_pb2.Step:
 
 
 def step_from_proto(message: executor_pb2.Step) -> StepOrder:
-    """Raises InvalidArgument where a field is missing or out of range; Unimplemented for drafts and grammars.
+    """Raises InvalidArgument where a field is missing or out of range; Unimplemented for drafts.
 
     Slots, blocks, starts and ids against the pool are the runner's to check: it holds their state.
     """

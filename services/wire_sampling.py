@@ -11,7 +11,8 @@ from typing import Final
 from google.protobuf.message import Message
 
 from executor.step import SamplingParams
-from services.errors import InvalidArgument, Unimplemented
+from services.errors import InvalidArgument
+from services.grammar_wire import grammar_to_proto, sampling_grammar
 from tercet.v1 import common_pb2
 
 MAX_LOGIT_BIAS: Final = 1024
@@ -50,6 +51,7 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
         frequency_penalty=params.frequency_penalty,
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
+        grammar=None if params.grammar is None else grammar_to_proto(params.grammar),
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
@@ -72,9 +74,8 @@ def sampling_from_proto(
 
     The scheduler's own fields (`n`, `max_tokens`, `ignore_eos`, whether `seed` is there) are read from the message by
     whoever owns them; an absent seed gives 0 here. vocab_size: bound of the token ids; None: not known yet.
-    Raises InvalidArgument with `field`.name and the limit; Unimplemented for `grammar`.
+    Raises InvalidArgument with `field`.name and the limit.
     """
-    _refuse_unserved_sampling(message, field)
     value = {row.name: _float(message, row, field) for row in FLOATS}
     _at_most(f"{field}.logit_bias", len(message.logit_bias), MAX_LOGIT_BIAS, ": the number of entries")
     _at_most(f"{field}.stop_token_ids", len(message.stop_token_ids), max_stop_token_ids, ": the number of entries")
@@ -92,6 +93,7 @@ def sampling_from_proto(
         frequency_penalty=value["frequency_penalty"],
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
+        grammar=sampling_grammar(message, field),
         temperature=value["temperature"],
         top_k=message.top_k,
         top_p=value["top_p"],
@@ -110,11 +112,6 @@ def answers_from_proto(message: common_pb2.SamplingParams, field: str = "samplin
     if not 1 <= message.n <= MAX_N:
         raise InvalidArgument(f"{field}.n is {message.n}; it must be 1 to {MAX_N}", field=f"{field}.n", limit=MAX_N)
     return message.n
-
-
-def _refuse_unserved_sampling(message: common_pb2.SamplingParams, field: str) -> None:
-    if message.HasField("grammar"):
-        raise Unimplemented(f"{field}.grammar is not served by this build", field=f"{field}.grammar")
 
 
 def has(message: Message, name: str) -> bool:

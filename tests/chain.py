@@ -24,6 +24,7 @@ from services.rpc import Door, bind, make_channel, make_server
 from services.scheduler.core.calls import CoreConfig, Limits
 from services.scheduler.core.core import SchedulerCore
 from services.scheduler.engine import Engine, EngineConfig
+from services.scheduler.grammars import Grammars
 from services.scheduler.intake import LimitPolicy
 from services.scheduler.lease import Lease
 from services.scheduler.report import SchedulerReport
@@ -55,6 +56,7 @@ class Chain:
     lease: Lease
     readiness: Readiness
     registry: CollectorRegistry
+    grammars: Grammars
 
     async def drained(self) -> None:
         """Nothing is live, allocated or in flight any more."""
@@ -84,6 +86,7 @@ async def scheduler(
     engine = Engine(pure, config, tracer, SchedulerReport(SchedulerMetrics.make(registry), 30.0))
     channel = make_channel(target, extra=[("grpc.max_reconnect_backoff_ms", 200)])
     readiness = Readiness(("tercet.v1.SchedulerService",))
+    grammars = Grammars(tracer)
 
     def changed() -> None:
         if lease.state.reason:
@@ -91,10 +94,10 @@ async def scheduler(
         else:
             readiness.set_ready()
 
-    lease = Lease(target, channel, engine, "test", changed)
+    lease = Lease(target, channel, engine, "test", changed, grammars)
     holding = asyncio.create_task(lease.run())
     server = make_server(tracer)
-    servicer = SchedulerServicer(engine, (lease,), LimitPolicy(limits, Limits()), 5.0, "hash", readiness)
+    servicer = SchedulerServicer(engine, (lease,), LimitPolicy(limits, Limits()), 5.0, "hash", readiness, grammars)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
     add_health(server, readiness)
     address = bind(server, listen)
@@ -102,7 +105,7 @@ async def scheduler(
     client = make_channel(address)
     try:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(client)
-        yield Chain(address, stub, engine, pure, lease, readiness, registry)
+        yield Chain(address, stub, engine, pure, lease, readiness, registry, grammars)
     finally:
         await client.close()
         await server.stop(0)

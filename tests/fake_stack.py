@@ -14,7 +14,7 @@ from services.executor.fake_stream import FaultyStream
 from services.executor.observer import UNOBSERVED, Observer
 from services.executor.service import ExecutorService
 from services.executor.session import SessionSettings
-from services.executor.worker import HANG_FLOOR_NS, Held, Running, Worker
+from services.executor.worker import HANG_FLOOR_NS, GrammarSource, Held, Running, Worker
 from services.health import Readiness, add_health
 from services.rpc import bind, make_server
 from tercet.v1 import executor_pb2, executor_pb2_grpc
@@ -45,12 +45,14 @@ def fake_description(
     tokenizer_hash: str = TOKENIZER_HASH,
     eos_token_ids: tuple[int, ...] = (2,),
     instance_id: str = "fake-instance",
+    grammars: bool = False,
     capabilities: tuple[int, ...] = CAPABILITIES,
 ) -> ExecutorDescription:
     model = ModelIdentity(
         "fake", model_hash, tokenizer_hash, capacity.max_model_len, capacity.vocab_size, eos_token_ids
     )
-    return ExecutorDescription(model, capacity, numerics, "fake", instance_id, "config-hash", capabilities)
+    more = (executor_pb2.EXECUTOR_CAPABILITY_GRAMMAR,) if grammars else ()
+    return ExecutorDescription(model, capacity, numerics, "fake", instance_id, "config-hash", capabilities + more)
 
 
 @asynccontextmanager
@@ -69,10 +71,12 @@ async def running_executor(
     tracer: Tracer | None = None,
     listen: str = "127.0.0.1:0",
     opened: bool = True,
+    grammars: GrammarSource | None = None,
     capabilities: tuple[int, ...] = CAPABILITIES,
 ) -> AsyncIterator[RunningExecutor]:
     """A real executor server over a FakeRunner (`runner`, or one of `mode` and `capacity`).
 
+    grammars: who answers when one is to be prepared; the fake runner draws as ever. None: they are refused.
     opened: False leaves it as while a model loads; `service.open(description)` ends that. listen: give an address
     to start another one where this one was.
     """
@@ -85,10 +89,11 @@ async def running_executor(
         tokenizer_hash=tokenizer_hash,
         eos_token_ids=eos_token_ids,
         instance_id=instance_id,
+        grammars=grammars is not None,
         capabilities=capabilities,
     )
     worker = Worker(hang_floor_ns=hang_floor_ns)
-    await worker.start(lambda: Held(fake, BadStep, description.model, "fake"))
+    await worker.start(lambda: Held(fake, BadStep, description.model, "fake", grammars=grammars))
     stream = FaultyStream()
     service = ExecutorService(worker, on_hang=hung.append, settings=settings, observer=observer, outgoing=stream)
     server = make_server(tracer or NoOpTracer())

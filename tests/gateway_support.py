@@ -66,6 +66,8 @@ class ScriptedEngine:
         self.released = asyncio.Event()
         self.unready: str | None = None
         self.describe_error: ServiceError | None = None
+        self.tool_format = ""
+        self.reasoning_format = ""
 
     async def generate(
         self, request: tokenizer_pb2.TokenizerServiceGenerateRequest, call: EngineCall
@@ -102,7 +104,10 @@ class ScriptedEngine:
         if self.describe_error is not None:
             raise self.describe_error
         return tokenizer_pb2.TokenizerServiceDescribeResponse(
-            model=common_pb2.ModelDescription(name="toy", max_model_len=64, vocab_size=100), numerics="abc123"
+            model=common_pb2.ModelDescription(name="toy", max_model_len=64, vocab_size=100),
+            numerics="abc123",
+            tool_format=self.tool_format,
+            reasoning_format=self.reasoning_format,
         )
 
     async def tokenize(

@@ -14,6 +14,7 @@ from services.rpc import bind, make_channel, make_server
 from services.scheduler.core.calls import CoreConfig, Limits
 from services.scheduler.core.core import SchedulerCore
 from services.scheduler.engine import Engine, EngineConfig
+from services.scheduler.grammars import Grammars
 from services.scheduler.intake import LimitPolicy
 from services.scheduler.lease import Lease
 from services.scheduler.report import SchedulerReport
@@ -38,13 +39,16 @@ async def many_lanes(
         report = SchedulerReport(SchedulerMetrics.make(CollectorRegistry()), 30.0)
         engine = Engine(pure, config, NoOpTracer(), report)
         readiness = Readiness(("tercet.v1.SchedulerService",))
+        grammars = Grammars(NoOpTracer())
         leases: list[Lease] = []
         for target in targets:
             channel = make_channel(target, extra=[("grpc.max_reconnect_backoff_ms", 200)])
             await stack.enter_async_context(channel)
-            leases.append(Lease(target, channel, engine, "test", readiness.set_ready))
+            leases.append(Lease(target, channel, engine, "test", readiness.set_ready, grammars))
         server = make_server(NoOpTracer())
-        servicer = SchedulerServicer(engine, tuple(leases), LimitPolicy(Limits(), Limits()), 5.0, "hash", readiness)
+        servicer = SchedulerServicer(
+            engine, tuple(leases), LimitPolicy(Limits(), Limits()), 5.0, "hash", readiness, grammars
+        )
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
         add_health(server, readiness)
         address = bind(server, "127.0.0.1:0")

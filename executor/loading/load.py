@@ -4,11 +4,14 @@ Owns: the order of it: read the configuration, plan memory, load weights, alloca
 """
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from executor.cache import KvShape, allocate_pool, plan_memory
+from executor.grammar.engine import GrammarVocabulary, engine_version
+from executor.grammar.grammars import Grammars
 from executor.loading.gguf import GgufError, GgufFile, find, open_gguf
 from executor.models.model import ModelError
 from executor.models.table import read_model_config
@@ -36,12 +39,14 @@ def load_runner(
     pin_threads: bool = False,
     kernel_cache: Path | None = None,
     model_hash: str | None = None,
+    grammar_vocabulary: Callable[[], GrammarVocabulary] | None = None,
 ) -> Runner:
     """Read, check and pack a GGUF model, and allocate its pool.
 
     kv_memory_bytes is for the pool and a step's temporaries together; give it or total_blocks. threads, pin_threads,
     kernel_cache and activations are as in `BackendSettings`; torch's number of threads is set for the whole process.
-    model_hash: its SHA-256 where it is known already. Weights are read from the file once and not mapped afterwards.
+    model_hash: its SHA-256 where it is known already. grammar_vocabulary: called in a thread of its own; None: no
+    grammars are served. Weights are read from the file once and not mapped afterwards.
     Raises GgufError or ModelError for the file, MemoryPlanError or ValueError naming the setting, BuildError, OSError.
     """
     for name, value in (("max_batched_tokens", max_batched_tokens), ("max_sequences", max_sequences)):
@@ -83,6 +88,7 @@ def load_runner(
         ops.instruction_set(),
         f"torch={torch.__version__}",
         f"deterministic={ops.deterministic}",
+        f"grammar={engine_version()}",
     )
     return Runner(
         model=model,
@@ -92,6 +98,7 @@ def load_runner(
         memory=plan,
         model_hash=model_hash,
         numerics=hashlib.sha256("\n".join(numerics).encode()).hexdigest(),
+        grammars=None if grammar_vocabulary is None else Grammars(grammar_vocabulary),
     )
 
 

@@ -19,7 +19,7 @@ from kernels.cpu.library import LONG, POINTER, Library, Team
 from kernels.ops import require
 from kernels.sampling import Drawn, Fault, Logprobs, SampledSequence, total_logit
 
-_ORDER: Final = struct.Struct("=Qqq QQq Qq ddd ddd q Qqq qQQ")
+_ORDER: Final = struct.Struct("=Qqq QQq Qq Qq ddd ddd q Qqq qQQ")
 _RESULT: Final = struct.Struct("=qq dd qq")
 _FAULTS: Final = {1: Fault.NOT_FINITE, 2: Fault.NOTHING_ALLOWED}
 
@@ -88,6 +88,7 @@ def _lists(sequence: SampledSequence, vocab: int) -> _Lists:
 def _write(orders: "ctypes.Array[ctypes.c_char]", offset: int, sequence: SampledSequence, arrays: _Lists) -> None:
     sampling = sequence.sampling
     tokens, token_count = sequence.tokens.buffer_info()
+    mask, mask_words = (0, -1) if sequence.mask is None else sequence.mask.buffer_info()
     _ORDER.pack_into(
         orders,
         offset,
@@ -99,6 +100,8 @@ def _write(orders: "ctypes.Array[ctypes.c_char]", offset: int, sequence: Sampled
         len(arrays.biases),
         arrays.banned_ids.buffer_info()[0],
         len(arrays.banned_ids),
+        mask,
+        mask_words,
         sampling.repetition_penalty,
         sampling.presence_penalty,
         sampling.frequency_penalty,

@@ -24,7 +24,7 @@ from services.executor.worker import HANG_FLOOR_NS, Held, Running, Worker
 from services.metrics import ExecutorMetrics
 from services.process import Process, leave, run, serving, unless_stopped
 from services.trust import open_trust
-from tercet.v1 import executor_pb2_grpc
+from tercet.v1 import executor_pb2, executor_pb2_grpc
 
 SERVICE: Final = "tercet.v1.ExecutorService"
 EXIT_HUNG: Final = 75
@@ -71,6 +71,9 @@ async def serve(config: ExecutorConfig, process: Process, load: Load, hang_floor
 
 
 def describe(held: Held, process: Process) -> ExecutorDescription:
+    capabilities = [executor_pb2.EXECUTOR_CAPABILITY_LOGPROBS]
+    if held.grammars is not None:
+        capabilities.append(executor_pb2.EXECUTOR_CAPABILITY_GRAMMAR)
     return ExecutorDescription(
         model=held.model,
         capacity=held.runner.capacity,
@@ -78,6 +81,7 @@ def describe(held: Held, process: Process) -> ExecutorDescription:
         backend=held.backend,
         instance_id=process.instance,
         config_hash=process.config_hash,
+        capabilities=tuple(capabilities),
         weight_bytes=held.weight_bytes,
         kv_bytes=held.kv_bytes,
     )

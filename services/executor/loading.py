@@ -22,7 +22,9 @@ from services.executor.fake import At, BadStep, FakeRunner, Faults
 from services.executor.fake_tokens import MODES
 from services.executor.worker import HANG_FLOOR_NS, Held
 from services.process import StartError
+from services.tokenizer.grammar_vocabulary import grammar_vocabulary
 from services.tokenizer.invalid import InvalidTokenizer
+from services.tokenizer.text import TextModel
 from services.tokenizer.vocabulary import Vocabulary, read_vocabulary
 
 FAKE_BLOCKS: Final = 4096
@@ -152,6 +154,7 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
             pin_threads=config.pin_threads,
             kernel_cache=cache_directory(environ) / "kernels",
             model_hash=model_hash(resolved.path),
+            grammar_vocabulary=(lambda: grammar_vocabulary(TextModel(vocabulary))) if vocabulary.eos_ids else None,
         )
     except (ValueError, OSError, BuildError, CatalogueError) as error:
         raise StartError(f"model {resolved.name}: {error}") from error
@@ -169,7 +172,9 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
         vocab_size=capacity.vocab_size,
         eos_token_ids=vocabulary.eos_ids,
     )
-    return Held(runner, StepError, model, runner.backend, runner.weight_bytes, runner.memory.pool_bytes)
+    return Held(
+        runner, StepError, model, runner.backend, runner.weight_bytes, runner.memory.pool_bytes, runner.grammars
+    )
 
 
 def _resolve(config: ExecutorConfig, environ: Mapping[str, str]) -> ResolvedModel:

@@ -21,6 +21,8 @@ from services.errors import Internal, InvalidArgument
 from services.executor.lease import Holder, stale_epoch
 from services.executor.observer import NOBODY, Observer, Sequence, describe_batch
 from services.executor.worker import Failed, Stale, StepDone, Worker
+from services.grammar_wire import grammar_from_proto
+from services.rpc_errors import cap
 from services.wire import StepOrder, result_to_proto, step_from_proto
 from tercet.v1 import executor_pb2
 
@@ -60,6 +62,7 @@ class Session:
         self._room = asyncio.Semaphore(settings.steps_in_flight)
         self._wake = asyncio.Event()
         self._results: deque[executor_pb2.StepResult] = deque()
+        self._prepared_answers: deque[executor_pb2.Prepared] = deque()
         self._sequences: dict[int, Sequence] = {}
         self._last_step_id = 0
         self._unfinished = 0  # read and not done by the worker
@@ -110,6 +113,10 @@ class Session:
         self._wake.set()
 
     def _take(self, message: executor_pb2.ExecutorServiceRunRequest) -> None:
+        if message.WhichOneof("message") == "prepare":
+            self._room.release()
+            self._prepare(message.prepare)
+            return
         if message.WhichOneof("message") != "step":
             raise InvalidArgument("only the first message of the stream is a claim; then come steps", field="step")
         step_id = message.step.step_id
@@ -129,6 +136,16 @@ class Session:
         served = self._served(order)
         self._unfinished += 1
         self._worker.submit(order, time.monotonic_ns(), lambda done: self._done(done, served))
+
+    def _prepare(self, asked: executor_pb2.Prepare) -> None:
+        grammar = grammar_from_proto(asked.grammar, "prepare.grammar")
+        self._worker.prepare(grammar, lambda problem, busy: self._prepared(asked.prepare_id, problem, busy))
+
+    def _prepared(self, prepare_id: int, problem: str | None, busy: bool) -> None:
+        self._prepared_answers.append(
+            executor_pb2.Prepared(prepare_id=prepare_id, problem=cap(problem or ""), busy=busy)
+        )
+        self._wake.set()
 
     def _served(self, order: StepOrder) -> tuple[Sequence, ...]:
         """The sequences of the step's slices, and what the slots hold from here on."""
@@ -179,6 +196,9 @@ class Session:
             while self._results:
                 await self._send(context, executor_pb2.ExecutorServiceRunResponse(result=self._results.popleft()))
                 self._room.release()
+            while self._prepared_answers:
+                answer = self._prepared_answers.popleft()
+                await self._send(context, executor_pb2.ExecutorServiceRunResponse(prepared=answer))
             if self._heartbeat_due:
                 self._heartbeat_due = False
                 await self._send(context, executor_pb2.ExecutorServiceRunResponse(heartbeat=self._heartbeat()))

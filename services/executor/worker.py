@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from executor.step import Capacity, Step, StepResult
+from executor.grammar.grammars import GrammarsBusy
+from executor.step import Capacity, Grammar, Step, StepResult
 from services.description import ModelIdentity
 from services.wire import StepOrder
 
@@ -44,10 +45,16 @@ class StepRunner(Protocol):
     def reset(self) -> None: ...
 
 
+class GrammarSource(Protocol):
+    """Compiles grammars beside the steps; see `executor.grammar.grammars.Grammars`."""
+
+    def prepare(self, grammar: Grammar, done: Callable[[str | None], None]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What loading gives. step_error: what the runner raises for a step that breaks the contract. backend: for
-    people. weight_bytes, kv_bytes: resident."""
+    people. weight_bytes, kv_bytes: resident. grammars: None where sequences can have none."""
 
     runner: StepRunner
     step_error: type[Exception]
@@ -55,6 +62,7 @@ class Held:
     backend: str
     weight_bytes: int = 0
     kv_bytes: int = 0
+    grammars: GrammarSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,18 @@ class Worker:
         """Queue a step; `deliver` is called on the loop when it is done, whatever became of it."""
         self._loaded()
         self._jobs.put(partial(self._step, order, arrived_ns, deliver))
+
+    def prepare(self, grammar: Grammar, deliver: Callable[[str | None, bool], None]) -> None:
+        """Have a grammar compiled beside the steps; `deliver` is called on the loop: (what is wrong with it, whether
+        that is only that too many others wait)."""
+        grammars = self._loaded().grammars
+        if grammars is None:
+            deliver("this executor serves no grammars", False)
+            return
+        try:
+            grammars.prepare(grammar, lambda problem: self._post(deliver, problem, False))
+        except GrammarsBusy as error:
+            deliver(str(error), True)
 
     async def close(self, limit_s: float = 5.0) -> bool:
         """Let the present job end, skip the steps behind it. False: the thread was still busy at the limit."""

@@ -8,6 +8,7 @@ once and it is closed when the exchange is over; each exchange ends with one spa
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from services.gateway.json_body import JsonObject, parse_object
 from services.gateway.openai import Generation
 from services.gateway.outlet import Outlet, SlowReader
 from services.gateway.spans import RequestSpan
+from services.gateway.spoken import Listening, SpokenChunks, listening_of, read_whole
 from services.gateway.transcript import Transcript
 from services.keys import Principal
 from services.metrics import GatewayMetrics
@@ -90,6 +92,7 @@ class Work:
     generation: Generation
     call: EngineCall
     transcript: Transcript
+    listening: Listening
 
 
 class Exchange:
@@ -105,6 +108,7 @@ class Exchange:
         self._request_id = draw_request_id()
         self._outlet = Outlet(send, {}, self._desk.limits.write_timeout_s)
         self._transcript: Transcript | None = None
+        self._form: str | None = None  # the parameter that asked for a grammar
         self._ending = Ending()
         self._streaming = False
 
@@ -145,6 +149,8 @@ class Exchange:
         raw = await read_body(self._receive, head, limits.max_body_bytes, limits.body_timeout_s)
         generation = self._endpoint.read(parse_object(raw))
         self._span.ask(generation)
+        self._form = generation.form or ("tools" if generation.tools.demanded else None)
+        listening = await self._listen(generation)
         self._transcript = Transcript(
             generation.choices, keep_text=not generation.stream, prompt_only=generation.score_only
         )
@@ -157,9 +163,15 @@ class Exchange:
             started_ns=self._started_ns,
             principal=principal,
         )
-        return Work(
-            generation, call if principal is None else _spelled_out(call, generation, principal), self._transcript
-        )
+        if principal is not None:
+            call = _spelled_out(call, generation, principal)
+        return Work(generation, call, self._transcript, listening)
+
+    async def _listen(self, generation: Generation) -> Listening:
+        if self._endpoint.style is not replies.CHAT:
+            return Listening(None, None, False, _draw_call_id)
+        described = await self._desk.engine.describe()
+        return listening_of(generation, described.tool_format, described.reasoning_format, _draw_call_id)
 
     async def _until_disconnect(self, work: Coroutine[None, None, None]) -> None:
         """Run `work` to its end, or cancel it when the client leaves; it is over when this returns."""
@@ -194,19 +206,23 @@ class Exchange:
         reply = replies.whole(
             self._endpoint.style, frame, work.transcript, logprobs=generation.logprobs, echo=generation.echo
         )
+        if work.listening.reads:
+            read_whole(reply, work.listening)
         await self._outlet.whole(200, JSON, to_json(reply), {})
 
     async def _stream(self, work: Work, events: Events) -> None:
         maker = ChunkMaker(self._endpoint.style, work.generation, work.transcript, self._request_id, self._created())
+        spoken = SpokenChunks(work.listening) if work.listening.reads else None
         async for response in events:
             chunk = maker.chunk(work.transcript.apply(response))
-            if chunk is None:
+            chunks = [] if chunk is None else [chunk] if spoken is None else spoken.split(chunk)
+            if not chunks:
                 continue
             if not self._outlet.started:
                 await self._outlet.start(200, EVENT_STREAM)
                 self._desk.metrics.open_streams.inc()
                 self._streaming = True
-            await self._outlet.write(to_event(chunk))
+            await self._outlet.write(b"".join(map(to_event, chunks)))
         work.transcript.check_complete()
         last = maker.last()
         await self._outlet.write((to_event(last) if last is not None else b"") + DONE, last=True)
@@ -214,7 +230,7 @@ class Exchange:
     async def _fail(self, error: ServiceError) -> None:
         """Tell the client: by status and body, or inside a stream that has begun, which then ends without [DONE]."""
         self._give_up(error)
-        body = http_errors.body_of(error, self._endpoint.style.prompt_parameter)
+        body = http_errors.body_of(error, self._endpoint.style.prompt_parameter, self._form)
         try:
             if not self._outlet.started:
                 headers = http_errors.headers_of(error)
@@ -265,6 +281,10 @@ def _spelled_out(call: EngineCall, generation: Generation, principal: Principal)
     caller = read_caller(context, call.metadata, call.request_id, principal)
     context.priority = caller.priority
     return replace(call, tenant=caller.tenant, priority=caller.priority)
+
+
+def _draw_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -84,13 +84,13 @@ def code_of(error: ServiceError) -> str:
     return row_of(error).code if error.reason == type(error).default_reason else error.reason.lower()
 
 
-def body_of(error: ServiceError, prompt_parameter: str = "prompt") -> ErrorBody:
-    """prompt_parameter: what the endpoint calls its prompt."""
+def body_of(error: ServiceError, prompt_parameter: str = "prompt", form: str | None = None) -> ErrorBody:
+    """prompt_parameter: what the endpoint calls its prompt. form: the parameter that asked for a grammar."""
     return {
         "error": {
             "message": cap(error.message),
             "type": row_of(error).type,
-            "param": None if error.field is None else parameter_of(error.field, prompt_parameter),
+            "param": None if error.field is None else parameter_of(error.field, prompt_parameter, form),
             "code": code_of(error),
         }
     }

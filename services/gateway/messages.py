@@ -4,12 +4,13 @@ Pure. Owns the shape of one message. Parts of type text are joined with nothing 
 OpenAI's newer name, becomes "system". What a message can hold beside text is refused by name.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Final
 
 from services.errors import InvalidArgument, Unimplemented
 from services.gateway import fields
-from services.gateway.json_body import JsonValue, shown
+from services.gateway.json_body import JsonObject, JsonValue, shown
 from tercet.v1 import tokenizer_pb2
 
 ROLES: Final[Mapping[str, str]] = {
@@ -17,11 +18,11 @@ ROLES: Final[Mapping[str, str]] = {
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
+    "tool": "tool",
 }
-UNSERVED_ROLES: Final = frozenset({"tool", "function"})
-UNSERVED_KEYS: Final = frozenset(
-    {"tool_calls", "tool_call_id", "function_call", "audio", "refusal", "reasoning_content"}
-)
+UNSERVED_ROLES: Final = frozenset({"function"})
+UNSERVED_KEYS: Final = frozenset({"function_call", "audio", "refusal", "reasoning_content"})
+MAX_CALLS: Final = 128
 MAX_NAME_BYTES: Final = 256
 
 
@@ -37,13 +38,51 @@ def _message(name: str, value: JsonValue) -> tokenizer_pb2.ChatMessage:
         if key in UNSERVED_KEYS:
             if part not in (None, []):
                 raise _unsupported(path, "this part of a message")
-        elif key not in ("role", "content", "name"):
+        elif key not in ("role", "content", "name", "tool_calls", "tool_call_id"):
             raise InvalidArgument(f"unknown parameter {path}", reason="UNKNOWN_PARAMETER", field=path)
     role = _role(f"{name}.role", given.get("role"))
-    message = tokenizer_pb2.ChatMessage(role=role, content=_content(f"{name}.content", given.get("content")))
+    calls = given.get("tool_calls") or None
+    message = tokenizer_pb2.ChatMessage(role=role)
+    if calls is None or given.get("content") is not None:
+        message.content = _content(f"{name}.content", given.get("content"))
+    if calls is not None:
+        if role != "assistant":
+            raise fields.invalid(f"{name}.tool_calls", "absent but in a message of the assistant")
+        message.tool_calls_json = _tool_calls(f"{name}.tool_calls", calls)
+    if role == "tool":
+        message.tool_call_id = fields.text(f"{name}.tool_call_id", given.get("tool_call_id"), MAX_NAME_BYTES)
+    elif given.get("tool_call_id") is not None:
+        raise fields.invalid(f"{name}.tool_call_id", "absent but in a message of a tool")
     if given.get("name") is not None:
         message.name = fields.text(f"{name}.name", given["name"], MAX_NAME_BYTES, empty=False)
     return message
+
+
+def _tool_calls(path: str, value: JsonValue) -> str:
+    """As templates read them: the arguments an object, where the string holds one."""
+    calls: list[JsonValue] = []
+    for index, item in enumerate(fields.array(path, value, 1, MAX_CALLS)):
+        place = f"{path}[{index}]"
+        call = fields.mapping(place, item)
+        if call.get("type", "function") != "function":
+            raise _unsupported(f"{place}.type", "a call of this type")
+        function = fields.mapping(f"{place}.function", call.get("function"))
+        written = fields.text(f"{place}.function.arguments", function.get("arguments"))
+        called: JsonObject = {
+            "name": fields.text(f"{place}.function.name", function.get("name"), MAX_NAME_BYTES, empty=False),
+            "arguments": _arguments(written),
+        }
+        identity = fields.text(f"{place}.id", call.get("id"), MAX_NAME_BYTES)
+        calls.append({"id": identity, "type": "function", "function": called})
+    return json.dumps(calls, ensure_ascii=False)
+
+
+def _arguments(written: str) -> JsonValue:
+    try:
+        value: JsonValue = json.loads(written)
+    except (ValueError, RecursionError):
+        return written
+    return value if isinstance(value, dict) else written
 
 
 def _role(path: str, value: JsonValue) -> str:

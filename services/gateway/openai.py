@@ -5,12 +5,13 @@ Pure. Owns the two endpoints' bodies as a whole; single parameters are `services
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from services.errors import InvalidArgument
 from services.gateway import parameters
 from services.gateway.json_body import JsonObject
+from services.gateway.tools import ToolUse
 from tercet.v1 import tokenizer_pb2
 
 
@@ -20,6 +21,7 @@ class Generation:
 
     choices: answers to expect. echo: the prompt comes first in each; score_only: and nothing behind it.
     include_usage: a chunk with the whole usage ends the stream. continuous_usage: each chunk carries the usage so far.
+    form: the parameter that gives the answer a form, if one does.
     """
 
     request: tokenizer_pb2.TokenizerServiceGenerateRequest
@@ -28,6 +30,8 @@ class Generation:
     continuous_usage: bool
     choices: int
     logprobs: bool
+    tools: ToolUse = field(default_factory=ToolUse)
+    form: str | None = None
     echo: bool = False
     score_only: bool = False
 
@@ -53,6 +57,8 @@ def _generation(required: str, draft: parameters.Draft, body: JsonObject) -> Gen
         continuous_usage=draft.continuous_usage,
         choices=sampling.n if sampling.HasField("n") else 1,
         logprobs=draft.wants_logprobs,
+        tools=draft.tools,
+        form=draft.form,
         echo=draft.request.echo,
         score_only=draft.score_only,
     )
@@ -71,11 +77,13 @@ _PARAMETER_OF_FIELD: Final[Mapping[str, str]] = {
 _PROMPT_FIELDS: Final = ("chat.messages", "chat", "token_ids.ids", "token_ids", "text", "prompt_ids", "prompt_len")
 
 
-def parameter_of(field: str, prompt: str) -> str:
+def parameter_of(field: str, prompt: str, form: str | None = None) -> str:
     """The caller's name of a field that an engine complains about; the field itself where there is none.
 
-    prompt: what the endpoint calls its prompt, "messages" or "prompt".
+    prompt: what the endpoint calls its prompt, "messages" or "prompt". form: the parameter that asked for a grammar.
     """
+    if form is not None and field.startswith("sampling.grammar"):
+        return form
     known = _PARAMETER_OF_FIELD.get(field)
     if known is not None:
         return known

@@ -16,9 +16,10 @@ from typing import Final
 from services import wire_sampling
 from services.callers import PRIORITY_BOUND
 from services.errors import InvalidArgument, Unimplemented
-from services.gateway import fields, messages
+from services.gateway import fields, messages, structured, tools
 from services.gateway.json_body import JsonObject, JsonValue, shown
-from tercet.v1 import tokenizer_pb2
+from services.gateway.tools import ToolUse
+from tercet.v1 import common_pb2, tokenizer_pb2
 
 MAX_STOPS: Final = 16
 MAX_STOP_BYTES: Final = 1024
@@ -38,6 +39,8 @@ class Draft:
     continuous_usage: bool = False
     wants_logprobs: bool = False
     top_logprobs: int | None = None
+    tools: ToolUse = field(default_factory=ToolUse)
+    form: str | None = None  # the parameter that asked for a grammar
     score_only: bool = False  # nothing of the answer is wanted, only the prompt with its logprobs
     best_of: int | None = None
 
@@ -83,6 +86,9 @@ def _check_together(draft: Draft, body: JsonObject) -> None:
         raise fields.invalid("top_logprobs", "absent unless logprobs is true")
     if draft.wants_logprobs:
         draft.request.sampling.logprobs = draft.top_logprobs or 0
+    draft.tools.check()
+    if draft.form is not None and draft.tools.offered:
+        raise fields.invalid(draft.form, "absent where tools are offered: an answer of that form could call none")
     sampling = draft.request.sampling
     if draft.request.echo and draft.wants_logprobs:
         sampling.prompt_logprobs = sampling.logprobs
@@ -275,12 +281,30 @@ def _cache_salt(draft: Draft, name: str, value: JsonValue) -> None:
     draft.request.cache.salt = fields.text(name, value, MAX_NAME_BYTES, empty=False)
 
 
+def _formed(read: Callable[[str, JsonValue], common_pb2.Grammar | None]) -> Reader:
+    """A parameter that gives the answer a form."""
+
+    def reader(draft: Draft, name: str, value: JsonValue) -> None:
+        grammar = read(name, value)
+        if grammar is None:
+            return
+        if draft.form is not None:
+            raise fields.invalid(name, f"absent: {draft.form} has given the answer a form")
+        draft.form = name
+        draft.request.sampling.grammar.CopyFrom(grammar)
+
+    return reader
+
+
+def _tool_use(read: Callable[[ToolUse, str, JsonValue], None]) -> Reader:
+    def reader(draft: Draft, name: str, value: JsonValue) -> None:
+        read(draft.tools, name, value)
+
+    return reader
+
+
 def _metadata(draft: Draft, name: str, value: JsonValue) -> None:
     fields.mapping(name, value)
-
-
-def _boolean_without_effect(draft: Draft, name: str, value: JsonValue) -> None:
-    fields.boolean(name, value)
 
 
 def _served(read: Reader) -> Parameter:
@@ -325,12 +349,9 @@ _SHARED: Final[Mapping[str, Parameter]] = {
     "length_penalty": _unserved(1, 1.0),
     "truncate_prompt_tokens": _unserved(),
     "bad_words": _unserved([]),
-    "guided_json": _unserved(),
-    "guided_regex": _unserved(),
-    "guided_choice": _unserved(),
-    "guided_grammar": _unserved(),
-    "structured_outputs": _unserved(),
-    "response_format": _unserved({"type": "text"}),
+    **{name: _served(_formed(form)) for name, form in structured.GUIDED.items()},
+    "structured_outputs": _served(_formed(structured.structured_outputs)),
+    "response_format": _served(_formed(structured.response_format)),
 }
 
 CHAT: Final[Mapping[str, Parameter]] = {
@@ -343,11 +364,11 @@ CHAT: Final[Mapping[str, Parameter]] = {
     "metadata": _without_effect(_metadata),
     "safety_identifier": _without_effect(_checked_text(4096)),
     "prompt_cache_key": _without_effect(_checked_text(4096)),
-    "parallel_tool_calls": _without_effect(_boolean_without_effect),
+    "parallel_tool_calls": _served(_tool_use(tools.read_parallel)),
     "store": _unserved(False),
     "service_tier": _unserved("auto", "default"),
-    "tools": _unserved([]),
-    "tool_choice": _unserved("none", "auto"),
+    "tools": _served(_tool_use(tools.read_tools)),
+    "tool_choice": _served(_tool_use(tools.read_tool_choice)),
     "functions": _unserved([]),
     "function_call": _unserved("none", "auto"),
     "modalities": _unserved(["text"]),

@@ -6,7 +6,7 @@
 
 from typing import Literal, NotRequired, TypedDict
 
-FinishReason = Literal["stop", "length", "time_limit"]
+FinishReason = Literal["stop", "length", "time_limit", "tool_calls"]
 
 
 class PromptTokensDetails(TypedDict):
@@ -42,15 +42,48 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
+class CalledFunction(TypedDict):
+    """arguments: JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class CalledFunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The first of a call has its id, type and name; further ones more of the arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunctionDelta
+
+
 class Message(TypedDict):
+    """content: None where the answer is calls alone. reasoning_content: not OpenAI's own, but what its clients read."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class Delta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
 
 
 class ChatChoice(TypedDict):

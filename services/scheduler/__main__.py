@@ -18,6 +18,7 @@ from services.scheduler.core.calls import CoreConfig, Limits
 from services.scheduler.core.core import SchedulerCore
 from services.scheduler.core.limits import LadderConfig
 from services.scheduler.engine import TICK_S, Engine, EngineConfig
+from services.scheduler.grammars import Grammars
 from services.scheduler.intake import LimitPolicy
 from services.scheduler.lease import Lease
 from services.scheduler.prefixes import PrefixConfig
@@ -65,12 +66,13 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
                 "; ".join(f"executor {lease.state.target}: {lease.state.reason}" for lease in leases)
             )
 
+    grammars = Grammars(process.telemetry.tracer)
     async with AsyncExitStack() as stack:
         if config.record is not None:
             core.listener = stack.enter_context(_recorder(config, core_config)).note
         for target in config.executors:
             channel = await stack.enter_async_context(make_channel(target, outgoing=trust.outgoing))
-            leases.append(Lease(target, channel, engine, scheduler_id, changed))
+            leases.append(Lease(target, channel, engine, scheduler_id, changed, grammars))
         changed()
         servicer = SchedulerServicer(
             engine,
@@ -79,6 +81,7 @@ async def serve(config: SchedulerConfig, process: Process) -> None:
             config.net.drain_s,
             process.config_hash,
             process.readiness,
+            grammars,
         )
         await stack.enter_async_context(
             serving(

@@ -27,6 +27,7 @@ class ServedModel:
     max_model_len: int  # tokens
     eos_token_ids: tuple[int, ...]
     numerics: str
+    grammars: bool = False  # whether sequences may have one
     scores_prompts: bool = False  # every executor gives logprobs of prompts
 
 
@@ -244,6 +245,8 @@ def _sampling(
     sampling: common_pb2.SamplingParams, model: ServedModel, max_tokens: int | None, draw_seed: Callable[[], int]
 ) -> SamplingParams:
     params = wire_sampling.sampling_from_proto(sampling, vocab_size=model.vocab_size)
+    if params.grammar is not None and not model.grammars:
+        raise Unimplemented("sampling.grammar is not served by the executors here", field="sampling.grammar")
     if max_tokens is not None and params.min_tokens > max_tokens:
         raise InvalidArgument(
             f"sampling.min_tokens is {params.min_tokens}; it can be at most max_tokens, {max_tokens}",

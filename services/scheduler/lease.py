@@ -16,11 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services import trace_context, wire
 from services.errors import FailedPrecondition, ServiceError
+from services.grammar_wire import grammar_to_proto
 from services.health import READY
 from services.rpc_errors import from_rpc_error
 from services.scheduler.core.calls import LaneSpec, OutOfStep
 from services.scheduler.core.cost import StepCost
 from services.scheduler.engine import Engine
+from services.scheduler.grammars import Asked, Grammars
 from services.scheduler.intake import ServedModel
 from services.scheduler.live import FilledStep
 from tercet.v1 import common_pb2, executor_pb2, executor_pb2_grpc
@@ -70,12 +72,14 @@ class Lease:
         engine: Engine,
         scheduler_id: str,
         changed: Callable[[], None],
+        grammars: Grammars,
     ) -> None:
         self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         self._health = health_pb2_grpc.HealthStub(channel)
         self._engine = engine
         self._scheduler_id = scheduler_id
         self._changed = changed
+        self._grammars = grammars
         self._cost = StepCost()
         self._sent: dict[int, int] = {}  # steps in flight -> their tokens
         self._taken = 0  # the last step whose result was taken
@@ -168,12 +172,16 @@ class Lease:
             max_model_len=description.model.max_model_len,
             eos_token_ids=tuple(description.model.eos_token_ids),
             numerics=description.numerics,
+            grammars=executor_pb2.EXECUTOR_CAPABILITY_GRAMMAR in description.capabilities,
             scores_prompts=executor_pb2.EXECUTOR_CAPABILITY_PROMPT_LOGPROBS in description.capabilities,
         )
         self._sent.clear()
         self._taken = 0
         self._leaving = False
         wake = self._engine.attach(lane, spec, model, self.state.target)
+        if model.grammars:
+            used = (live.admission.sampling.grammar for live in self._engine.live_requests())
+            self._grammars.attached(lane, wake, (one for one in used if one is not None))
         self._told = ""
         log.info("lease granted", extra={"executor": self.state.target, "epoch": self.state.epoch})
         self._changed()
@@ -189,21 +197,32 @@ class Lease:
             for task in (sender, receiver, watcher):
                 task.cancel()
             await asyncio.gather(sender, receiver, watcher, return_exceptions=True)
+            self._grammars.lost(lane)
             self._engine.lose(lane)
 
     async def _send(self, call: Any, lane: str, wake: asyncio.Event) -> None:
         """Returns when nothing can be sent any more: why not is for the receiver to find out."""
         while True:
             wake.clear()
+            while (asked := self._grammars.next(lane)) is not None:
+                if not await self._write(call, executor_pb2.ExecutorServiceRunRequest(prepare=_prepare(asked))):
+                    return
             while (filled := self._engine.plan(lane)) is not None:
-                try:
-                    await call.write(executor_pb2.ExecutorServiceRunRequest(step=self._message(filled)))
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                if not await self._write(call, executor_pb2.ExecutorServiceRunRequest(step=self._message(filled))):
                     return
             if self._leaving and self._engine.is_empty(lane):
                 await call.done_writing()  # the executor waits for its owner to leave
                 return
             await wake.wait()
+
+    @staticmethod
+    async def _write(call: Any, message: executor_pb2.ExecutorServiceRunRequest) -> bool:
+        """Whether it could be sent."""
+        try:
+            await call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return False
+        return True
 
     async def _watch(self, lane: str) -> None:
         """An executor that was ready when it granted the lease, and no longer is, drains."""
@@ -243,6 +262,9 @@ class Lease:
                     self._take(lane, message.result)
                 case "heartbeat":
                     self._check_progress(message.heartbeat)
+                case "prepared":
+                    prepared = message.prepared
+                    self._grammars.answered(lane, prepared.prepare_id, prepared.problem, prepared.busy)
                 case other:
                     raise LaneLost(f"the executor sent {other} where a result or heartbeat was expected")
 
@@ -287,3 +309,7 @@ class Lease:
         self._told = kind
         self.state = replace(self.state, reason=reason)
         self._changed()
+
+
+def _prepare(asked: Asked) -> executor_pb2.Prepare:
+    return executor_pb2.Prepare(prepare_id=asked.prepare_id, grammar=grammar_to_proto(asked.grammar))

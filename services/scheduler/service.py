@@ -21,6 +21,7 @@ from services.scheduler.core.limits import Rung
 from services.scheduler.core.policies.policy import POLICIES
 from services.scheduler.endings import Completed
 from services.scheduler.engine import Engine
+from services.scheduler.grammars import Grammars
 from services.scheduler.intake import LimitPolicy, read_cache, read_generate, read_prompt
 from services.scheduler.lease import SCHEMA_REVISION, Lease
 from services.scheduler.live import LiveAnswer, LiveRequest
@@ -66,6 +67,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         drain_s: float,
         config_hash: str,
         readiness: Readiness,
+        grammars: Grammars,
     ) -> None:
         self._engine = engine
         self._leases = leases
@@ -73,11 +75,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._drain_s = drain_s
         self._config_hash = config_hash
         self._readiness = readiness
+        self._grammars = grammars
 
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: Context
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-        live = self._admit(request, context)
+        live = await self._admit(request, context)
         try:
             yield scheduler_pb2.SchedulerServiceGenerateResponse(accepted=_accepted(live))
             while not isinstance(event := await live.next_event(), Whole | ServiceError):
@@ -88,8 +91,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             self._engine.cancel(live, CancelledByCaller("the caller is gone"))
 
-    def _admit(self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: Context) -> LiveRequest:
-        """Queues the request, or tells and raises why not."""
+    async def _admit(self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: Context) -> LiveRequest:
+        """Queues the request, or tells and raises why not. Waits for its grammar alone."""
         call = call_context(context)
         caller = Caller("", call.request_id, 1, 0)
         try:
@@ -102,6 +105,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 deadline_left_ns=_deadline_left_ns(context),
                 draw_seed=lambda: secrets.randbits(64),
             )
+            if admission.sampling.grammar is not None:
+                admission = await self._grammars.ready(admission, call.context)
             return self._engine.submit(admission, call.span, call.context)
         except ServiceError as error:
             elapsed_ns = time.monotonic_ns() - call.started_ns
@@ -175,9 +180,26 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = next((at for at, (answer, _) in enumerate(views) if _serial(answer.key) >= start), len(views))
         page, after = views[first : first + size], views[first + size : first + size + 1]
         return scheduler_pb2.SchedulerServiceListRequestsResponse(
-            requests=[self._snapshot(answer, view) for answer, view in page],
+            requests=[*(self._snapshot(answer, view) for answer, view in page), *(() if after else self._in_grammar())],
             next_page_token=after[0][0].key if after else "",
         )
+
+    def _in_grammar(self) -> Iterator[scheduler_pb2.RequestSnapshot]:
+        """Behind all others: those that are not in the queue yet."""
+        now = time.monotonic_ns()
+        for waiting in self._grammars.waiting():
+            admission = waiting.admission
+            yield scheduler_pb2.RequestSnapshot(
+                request_id=admission.caller.request_id,
+                tenant=admission.caller.tenant,
+                state=scheduler_pb2.REQUEST_STATE_GRAMMAR,
+                age_ns=now - waiting.since,
+                prompt_tokens=len(admission.prompt_ids),
+                output_tokens=admission.resumed_tokens,
+                priority=admission.caller.priority,
+                waits_for="grammar",
+                waited_ns=now - waiting.since,
+            )
 
     def _snapshot(self, answer: LiveAnswer, view: SequenceView) -> scheduler_pb2.RequestSnapshot:
         caller = answer.request.admission.caller

@@ -19,11 +19,14 @@ from services.process import Process, StartError, door, leave, run, serving, unl
 from services.rpc import Door, ServerOptions, make_channel
 from services.tokenizer.edge import EdgeIdentity, TextEdge
 from services.tokenizer.export import pack, tokenizer_files
+from services.tokenizer.grammar_check import GrammarCheck
+from services.tokenizer.grammar_vocabulary import grammar_vocabulary
 from services.tokenizer.loading import load_text
 from services.tokenizer.prompts import PromptLimits, Prompts
 from services.tokenizer.report import EdgeReport, SchedulerGauges
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.service import TokenizerServicer
+from services.tokenizer.speech_format import reasoning_format, tool_format
 from services.trust import open_trust
 from tercet.v1 import tokenizer_pb2_grpc
 
@@ -56,15 +59,24 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
         ]
         schedulers = Schedulers(doors, model.hash, process.readiness, SchedulerGauges(metrics))
         prompts = Prompts(model, template, PromptLimits(config.max_prompt_bytes), tracer)
+        grammars = GrammarCheck((lambda: grammar_vocabulary(model)) if model.eos_ids else None)
+        stack.push_async_callback(grammars.close)
         edge = TextEdge(
             model,
             prompts,
             schedulers,
-            EdgeIdentity(name, template is not None, process.config_hash),
+            EdgeIdentity(
+                name,
+                template is not None,
+                process.config_hash,
+                tool_format(config.tool_format, template),
+                reasoning_format(config.reasoning_format, template),
+            ),
             tracer,
             EdgeReport(metrics, name, config.slow_request_s),
             config.resume_grace_s,
             config.max_requests,
+            grammars,
         )
         archive = cache(lambda: pack(tokenizer_files(model, template, text.context_length)))
         servicer = TokenizerServicer(edge, model, prompts, archive)

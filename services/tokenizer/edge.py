@@ -29,6 +29,7 @@ from services.tokenizer.aborts import Aborts, UnderWay
 from services.tokenizer.answer import Answer, AnswerRules
 from services.tokenizer.answers import Answers
 from services.tokenizer.chain import ChainState
+from services.tokenizer.grammar_check import GrammarCheck
 from services.tokenizer.house import House
 from services.tokenizer.invalid import InvalidText
 from services.tokenizer.prompts import Prompts
@@ -59,6 +60,8 @@ class EdgeIdentity:
     model_name: str
     has_chat_template: bool
     config_hash: str
+    tool_format: str = ""
+    reasoning_format: str = ""
 
 
 class TextEdge:
@@ -74,7 +77,9 @@ class TextEdge:
         report: EdgeReport,
         resume_grace_s: float = RESUME_GRACE_S,
         max_requests: int = MAX_REQUESTS,
+        grammars: GrammarCheck | None = None,
     ) -> None:
+        """grammars: None serves none."""
         self._model = model
         self._prompts = prompts
         self._schedulers = schedulers
@@ -83,6 +88,7 @@ class TextEdge:
         self._report = report
         self._resume_grace_s = resume_grace_s
         self._house = House(max_requests)
+        self._grammars = grammars or GrammarCheck(None)
         self._draining = False
         self._cut = False
         self._streams: set[grpc.aio.UnaryStreamCall[SchedulerRequest, SchedulerResponse]] = set()
@@ -140,11 +146,14 @@ class TextEdge:
         began = time.monotonic_ns()
         prompt_ids = await self._prompt_ids(request, call)
         told.tokenized(len(prompt_ids), time.monotonic_ns() - began)
+        grammar = await self._grammars.checked(request.sampling)
         keep_special = request.keep_special_tokens
         echo = await self._prompts.decode(prompt_ids, skip_special=not keep_special) if request.echo else None
         answers.begin(prompt_ids, echo)
         replayed = answers.replay()
         message = self._message(request, caller, prompt_ids, call)
+        if grammar is not None:
+            message.sampling.grammar.CopyFrom(grammar)
         if not answers.wants_prompt:
             message.sampling.ClearField("prompt_logprobs")
         route = self._schedulers.route(_key(message), request.resume.numerics or None)
@@ -272,6 +281,8 @@ class TextEdge:
             numerics=state.numerics if state.problem is None else "",
             has_chat_template=self._identity.has_chat_template,
             config_hash=self._identity.config_hash,
+            tool_format=self._identity.tool_format,
+            reasoning_format=self._identity.reasoning_format,
         )
 
     async def why_not_ready(self) -> str | None:

@@ -27,8 +27,11 @@ def sampler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     team.close()
 
 
-def sequence(sampling: SamplingParams, tokens: list[int] | None = None, prompt_len: int = 1) -> SampledSequence:
-    return SampledSequence(sampling, array("i", tokens or [0]), prompt_len)
+def sequence(
+    sampling: SamplingParams, tokens: list[int] | None = None, prompt_len: int = 1, mask: list[int] | None = None
+) -> SampledSequence:
+    words = None if mask is None else array("I", mask)
+    return SampledSequence(sampling, array("i", tokens or [0]), prompt_len, words)
 
 
 def rows(kind: str, count: int, vocab: int, seed: int) -> Tensor:
@@ -75,22 +78,35 @@ PARAMS = st.builds(
 )
 
 
+# Words for the vocabularies below: too few and too many of them, among them whole ones.
+MASKS = st.one_of(
+    st.none(),
+    st.lists(st.one_of(st.sampled_from((0, 2**32 - 1)), st.integers(0, 2**32 - 1)), max_size=140),
+)
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(KINDS),
     st.sampled_from((61, 64, 300, 1000, 4097)),
     st.integers(0, 2**31),
     st.lists(
-        st.tuples(PARAMS, st.lists(st.integers(0, 60), min_size=1, max_size=30), st.integers(1, 30)),
+        st.tuples(PARAMS, st.lists(st.integers(0, 60), min_size=1, max_size=30), st.integers(1, 30), MASKS),
         min_size=1,
         max_size=3,
     ),
 )
 def test_any_row_draws_as_the_definition_says(
-    sampler: Sampler, kind: str, vocab: int, seed: int, drawn: list[tuple[SamplingParams, list[int], int]]
+    sampler: Sampler,
+    kind: str,
+    vocab: int,
+    seed: int,
+    drawn: list[tuple[SamplingParams, list[int], int, list[int] | None]],
 ) -> None:
     logits = rows(kind, len(drawn), vocab, seed)
-    sequences = [sequence(sampling, tokens, min(prompt_len, len(tokens))) for sampling, tokens, prompt_len in drawn]
+    sequences = [
+        sequence(sampling, tokens, min(prompt_len, len(tokens)), mask) for sampling, tokens, prompt_len, mask in drawn
+    ]
     assert sampler.sample(logits, sequences) == sample(logits, sequences)
 
 

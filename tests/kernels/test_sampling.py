@@ -15,6 +15,7 @@ from executor.step import SamplingParams
 from kernels.philox import gumbel
 from kernels.sampling import (
     Candidates,
+    Drawn,
     Fault,
     SampledSequence,
     adjust,
@@ -284,3 +285,43 @@ def test_a_greedy_sequence_asks_for_nothing_else() -> None:
     harmless = replace(GREEDY, top_k=5, top_p=0.5, min_p=0.1, seed=7, min_tokens=3, choice=1)
     assert sequence(harmless).greedy
     assert adjust(row(1, 2), sequence(harmless)).tolist() == [1, 2]
+
+
+# -- a mask ------------------------------------------------------------------------------------------------------------
+
+
+def masked(logits: Tensor, sampling: SamplingParams, *words: int) -> Drawn:
+    masked = SampledSequence(sampling, array("i", (0,)), 1, array("I", words))
+    return sample(logits.unsqueeze(0), [masked])[0]
+
+
+def test_a_mask_lets_only_its_tokens_be_drawn() -> None:
+    logits = torch.arange(70, dtype=torch.float32)
+    assert masked(logits, GREEDY, 1 << 5 | 1 << 31, 1 << 3).token_id == 35
+    assert masked(logits, GREEDY, 1 << 5 | 1 << 31).token_id == 31, "none behind the last word"
+    assert masked(logits, GREEDY, *[2**32 - 1] * 3).token_id == 69
+    found = {masked(torch.zeros(70), SamplingParams(seed=seed), 0b1010).token_id for seed in range(40)}
+    assert found == {1, 3}
+
+
+def test_a_mask_comes_before_the_filters_and_behind_the_penalties() -> None:
+    logits = row(5.0, 4.0, 3.0, 2.0)
+    assert masked(logits, SamplingParams(top_k=1), 0b1100).token_id == 2
+    assert masked(logits, replace(GREEDY, logit_bias=((0, 100.0), (3, 50.0))), 0b1110).token_id == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_of_nothing_is_a_dead_end(temperature: float) -> None:
+    assert masked(torch.zeros(40), SamplingParams(temperature=temperature), 0, 0).fault is Fault.NOTHING_ALLOWED
+    assert masked(torch.zeros(40), SamplingParams(temperature=temperature)).fault is Fault.NOTHING_ALLOWED
+
+
+def test_logprobs_do_not_see_the_mask() -> None:
+    logits = row(5.0, 4.0, 3.0)
+    drawn = masked(logits, replace(GREEDY, logprobs=1), 0b100)
+    assert drawn.logprobs == token_logprobs(logits, 2, 1)
+
+
+def test_a_row_with_a_mask_needs_its_logits() -> None:
+    assert SampledSequence(GREEDY, array("i", (0,)), 1).greedy
+    assert not SampledSequence(GREEDY, array("i", (0,)), 1, array("I", (1,))).greedy

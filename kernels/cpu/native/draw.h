@@ -24,6 +24,8 @@ struct DrawOrder {
     int64_t bias_count;
     const int32_t* banned_ids;
     int64_t banned_count;
+    const uint32_t* mask;  // [mask_words]: a bit for each token that may be drawn, none behind the last word
+    int64_t mask_words;    // -1: all may be drawn
     double repetition_penalty, presence_penalty, frequency_penalty;
     double temperature, top_p, min_score;  // min_score: ln of min_p, or -inf
     int64_t top_k;                         // 0: off
@@ -124,12 +126,25 @@ inline void penalize_presence_and_frequency(float* logits, const DrawOrder& orde
     }
 }
 
+// -inf in place of what a grammar does not allow.
+inline void forbid_masked(float* logits, int vocab, const DrawOrder& order) {
+    for (int64_t start = 0; start < vocab; start += 32) {
+        const int64_t word = start / 32;
+        const uint32_t allowed = word < order.mask_words ? order.mask[word] : 0;
+        if (allowed == UINT32_MAX) continue;
+        const int count = static_cast<int>(std::min<int64_t>(32, vocab - start));
+        for (int bit = 0; bit < count; bit++)
+            if (!(allowed >> bit & 1)) logits[start + bit] = -INFINITY;
+    }
+}
+
 // The row as it is, or its adjusted copy.
 inline const float* adjust(const float* logits, int vocab, const DrawOrder& order, const DrawSpace& space) {
     const bool penalizes = order.presence_penalty != 0 || order.frequency_penalty != 0;
     const bool output = order.token_count > order.prompt_len;
     const bool repeats = order.repetition_penalty != 1;
-    if (!order.bias_count && !repeats && !(penalizes && output) && !order.banned_count) return logits;
+    const bool masked = order.mask_words >= 0;
+    if (!order.bias_count && !repeats && !(penalizes && output) && !order.banned_count && !masked) return logits;
     float* adjusted = space.adjusted;
     std::copy(logits, logits + vocab, adjusted);
     for (int64_t i = 0; i < order.bias_count; i++) adjusted[order.bias_ids[i]] += order.biases[i];
@@ -140,6 +155,7 @@ inline const float* adjust(const float* logits, int vocab, const DrawOrder& orde
     if (repeats) penalize_repetition(adjusted, order, space.counts);
     if (penalizes && output) penalize_presence_and_frequency(adjusted, order, space.counts);
     for (int64_t i = 0; i < order.banned_count; i++) adjusted[order.banned_ids[i]] = -INFINITY;
+    if (masked) forbid_masked(adjusted, vocab, order);
     return adjusted;
 }
 

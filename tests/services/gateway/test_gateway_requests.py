@@ -260,7 +260,8 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     (["hi"], "messages[0]"),
     ([{"content": "a"}], "messages[0].role"),
     ([{"role": "wizard", "content": "a"}], "messages[0].role"),
-    ([{"role": "tool", "content": "a"}], "messages[0].role"),
+    ([{"role": "function", "content": "a"}], "messages[0].role"),
+    ([{"role": "tool", "content": "a"}], "messages[0].tool_call_id"),
     ([{"role": "user"}], "messages[0].content"),
     ([{"role": "user", "content": None}], "messages[0].content"),
     ([{"role": "user", "content": 5}], "messages[0].content"),
@@ -274,7 +275,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "user", "content": "a\udc00"}], "messages[0].content"),
     (
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [{}]}],
-        "messages[1].tool_calls",
+        "messages[1].tool_calls[0].function",
     ),
 ]
 
@@ -309,7 +310,6 @@ def test_every_refused_parameter_is_refused_by_name(table: Any, read: Any, name:
     "harmless",
     [
         {"tools": []},
-        {"tool_choice": "none"},
         {"response_format": {"type": "text"}},
         {"modalities": ["text"]},
         {"store": False},

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from chain import CAPACITY, Chain, chain, scheduler
 from fake_stack import running_executor, until
+from opentelemetry.trace import NoOpTracer
 from step_stream import owner_of
 
 from services.errors import ServiceError
@@ -22,6 +23,7 @@ from services.scheduler import __main__ as process
 from services.scheduler import lease
 from services.scheduler.core.calls import CoreConfig
 from services.scheduler.engine import Engine, EngineConfig
+from services.scheduler.grammars import Grammars
 from services.scheduler.tombstones import KEPT_NS, MOST, Tombstones
 from tercet.v1 import common_pb2, scheduler_pb2
 
@@ -183,7 +185,7 @@ async def test_an_executor_that_returns_as_another_ends_what_waits_and_serves_wh
 async def test_an_executor_with_other_numerics_beside_one_that_serves_is_refused() -> None:
     async with chain() as (running, _), running_executor("positions", CAPACITY, eos_token_ids=()) as other:
         async with make_channel(other.target) as channel:
-            second = lease.Lease(other.target, channel, running.engine, "test", lambda: None)
+            second = lease.Lease(other.target, channel, running.engine, "test", lambda: None, Grammars(NoOpTracer()))
             holding = asyncio.create_task(second.run())
             await until(lambda: "numerics" in second.state.reason, "the refusal")
             assert await tokens_of(running.stub, request(PROMPT, 3)) == expected(3)

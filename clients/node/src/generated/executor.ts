@@ -15,8 +15,11 @@ import type { LogitBias as _tercet_v1_LogitBias, LogitBias__Output as _tercet_v1
 import type { ModelDescription as _tercet_v1_ModelDescription, ModelDescription__Output as _tercet_v1_ModelDescription__Output } from './tercet/v1/ModelDescription.js';
 import type { NewSequence as _tercet_v1_NewSequence, NewSequence__Output as _tercet_v1_NewSequence__Output } from './tercet/v1/NewSequence.js';
 import type { PhaseTimes as _tercet_v1_PhaseTimes, PhaseTimes__Output as _tercet_v1_PhaseTimes__Output } from './tercet/v1/PhaseTimes.js';
+import type { Prepare as _tercet_v1_Prepare, Prepare__Output as _tercet_v1_Prepare__Output } from './tercet/v1/Prepare.js';
+import type { Prepared as _tercet_v1_Prepared, Prepared__Output as _tercet_v1_Prepared__Output } from './tercet/v1/Prepared.js';
 import type { RequestContext as _tercet_v1_RequestContext, RequestContext__Output as _tercet_v1_RequestContext__Output } from './tercet/v1/RequestContext.js';
 import type { Resume as _tercet_v1_Resume, Resume__Output as _tercet_v1_Resume__Output } from './tercet/v1/Resume.js';
+import type { ResumedAnswer as _tercet_v1_ResumedAnswer, ResumedAnswer__Output as _tercet_v1_ResumedAnswer__Output } from './tercet/v1/ResumedAnswer.js';
 import type { SamplingParams as _tercet_v1_SamplingParams, SamplingParams__Output as _tercet_v1_SamplingParams__Output } from './tercet/v1/SamplingParams.js';
 import type { Slice as _tercet_v1_Slice, Slice__Output as _tercet_v1_Slice__Output } from './tercet/v1/Slice.js';
 import type { SliceError as _tercet_v1_SliceError, SliceError__Output as _tercet_v1_SliceError__Output } from './tercet/v1/SliceError.js';
@@ -53,8 +56,11 @@ export interface ProtoGrpcType {
       ModelDescription: MessageTypeDefinition<_tercet_v1_ModelDescription, _tercet_v1_ModelDescription__Output>
       NewSequence: MessageTypeDefinition<_tercet_v1_NewSequence, _tercet_v1_NewSequence__Output>
       PhaseTimes: MessageTypeDefinition<_tercet_v1_PhaseTimes, _tercet_v1_PhaseTimes__Output>
+      Prepare: MessageTypeDefinition<_tercet_v1_Prepare, _tercet_v1_Prepare__Output>
+      Prepared: MessageTypeDefinition<_tercet_v1_Prepared, _tercet_v1_Prepared__Output>
       RequestContext: MessageTypeDefinition<_tercet_v1_RequestContext, _tercet_v1_RequestContext__Output>
       Resume: MessageTypeDefinition<_tercet_v1_Resume, _tercet_v1_Resume__Output>
+      ResumedAnswer: MessageTypeDefinition<_tercet_v1_ResumedAnswer, _tercet_v1_ResumedAnswer__Output>
       SamplingParams: MessageTypeDefinition<_tercet_v1_SamplingParams, _tercet_v1_SamplingParams__Output>
       SchemaRevision: EnumTypeDefinition
       Slice: MessageTypeDefinition<_tercet_v1_Slice, _tercet_v1_Slice__Output>

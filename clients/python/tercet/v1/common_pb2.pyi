@@ -32,11 +32,11 @@ class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKi
     GRAMMAR_KIND_JSON_OBJECT: _GrammarKind.ValueType  # 1
     """Any JSON object; the source is empty."""
     GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 2
-    """JSON Schema."""
+    """JSON Schema, written without white space between the parts, properties in the schema's order."""
     GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 3
     """Regular expression over the whole output."""
     GRAMMAR_KIND_EBNF: _GrammarKind.ValueType  # 4
-    """Lark-like EBNF."""
+    """EBNF in llguidance's Lark; at the edge also llama.cpp's GBNF, recognised by its "::="."""
     GRAMMAR_KIND_CHOICE: _GrammarKind.ValueType  # 5
     """One of the lines of the source."""
 
@@ -48,11 +48,11 @@ GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
 GRAMMAR_KIND_JSON_OBJECT: GrammarKind.ValueType  # 1
 """Any JSON object; the source is empty."""
 GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 2
-"""JSON Schema."""
+"""JSON Schema, written without white space between the parts, properties in the schema's order."""
 GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 3
 """Regular expression over the whole output."""
 GRAMMAR_KIND_EBNF: GrammarKind.ValueType  # 4
-"""Lark-like EBNF."""
+"""EBNF in llguidance's Lark; at the edge also llama.cpp's GBNF, recognised by its "::="."""
 GRAMMAR_KIND_CHOICE: GrammarKind.ValueType  # 5
 """One of the lines of the source."""
 Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
@@ -420,7 +420,9 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class Grammar(_message.Message):
-    """A constraint on the output, compiled by the edge to validate it and by the executor to apply it."""
+    """A constraint on the output, compiled by the edge to validate it and by the executor to apply it. When the output is
+    complete, nothing but the model's end ids may follow: the answer ends with FINISH_REASON_STOP. Not with ignore_eos.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -179,25 +179,31 @@ class ExecutorServiceRunRequest(_message.Message):
 
     CLAIM_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    PREPARE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def claim(self) -> Global___Claim:
         """First on the stream, and only there."""
 
     @_builtins.property
     def step(self) -> Global___Step:
-        """Every other one."""
+        """What is to run."""
+
+    @_builtins.property
+    def prepare(self) -> Global___Prepare:
+        """What a later step will need. Needs EXECUTOR_CAPABILITY_GRAMMAR."""
 
     def __init__(
         self,
         *,
         claim: Global___Claim | None = ...,
         step: Global___Step | None = ...,
+        prepare: Global___Prepare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "message", b"message", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "message", b"message", "prepare", b"prepare", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "message", b"message", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "message", b"message", "prepare", b"prepare", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["claim", "step"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["claim", "step", "prepare"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -236,6 +242,36 @@ class Claim(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Claim: _TypeAlias = Claim  # noqa: Y015
+
+@_typing.final
+class Prepare(_message.Message):
+    """Asks to compile a grammar beside the steps, so that no step waits for it. A sequence may bring one that nobody asked
+    to prepare: the step that draws its first token then waits until it is compiled.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREPARE_ID_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    prepare_id: _builtins.int
+    """Repeated in the answer. Chosen by the owner, unlike any that is not answered yet."""
+    @_builtins.property
+    def grammar(self) -> _common_pb2.Grammar:
+        """The grammar."""
+
+    def __init__(
+        self,
+        *,
+        prepare_id: _builtins.int = ...,
+        grammar: _common_pb2.Grammar | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "prepare_id", b"prepare_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prepare: _TypeAlias = Prepare  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
@@ -401,6 +437,7 @@ class ExecutorServiceRunResponse(_message.Message):
     GRANTED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def granted(self) -> Global___Granted:
         """First."""
@@ -413,18 +450,23 @@ class ExecutorServiceRunResponse(_message.Message):
     def heartbeat(self) -> Global___Heartbeat:
         """Every second, also in mid-step."""
 
+    @_builtins.property
+    def prepared(self) -> Global___Prepared:
+        """The answer to a Prepare, whenever it is ready."""
+
     def __init__(
         self,
         *,
         granted: Global___Granted | None = ...,
         result: Global___StepResult | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        prepared: Global___Prepared | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "heartbeat", b"heartbeat", "message", b"message", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "heartbeat", b"heartbeat", "message", b"message", "prepared", b"prepared", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "heartbeat", b"heartbeat", "message", b"message", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "heartbeat", b"heartbeat", "message", b"message", "prepared", b"prepared", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["granted", "result", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["granted", "result", "heartbeat", "prepared"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -455,6 +497,36 @@ class Granted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Granted: _TypeAlias = Granted  # noqa: Y015
+
+@_typing.final
+class Prepared(_message.Message):
+    """A grammar is compiled, or can't be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREPARE_ID_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
+    prepare_id: _builtins.int
+    """The Prepare's."""
+    problem: _builtins.str
+    """What is wrong with the grammar. Empty: nothing, it is ready. At most 1 KiB."""
+    busy: _builtins.bool
+    """True: too many others wait to be compiled; `problem` says how many. Ask again later."""
+    def __init__(
+        self,
+        *,
+        prepare_id: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        busy: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "prepare_id", b"prepare_id", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prepared: _TypeAlias = Prepared  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

@@ -771,6 +771,8 @@ class TokenizerServiceDescribeResponse(_message.Message):
     NUMERICS_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     CONFIG_HASH_FIELD_NUMBER: _builtins.int
+    TOOL_FORMAT_FIELD_NUMBER: _builtins.int
+    REASONING_FORMAT_FIELD_NUMBER: _builtins.int
     schema_revision: _common_pb2.SchemaRevision.ValueType
     """The contract that it speaks."""
     numerics: _builtins.str
@@ -779,6 +781,10 @@ class TokenizerServiceDescribeResponse(_message.Message):
     """True: it has a chat template."""
     config_hash: _builtins.str
     """Hash of the effective configuration."""
+    tool_format: _builtins.str
+    """How the model writes calls of tools: "hermes", "llama3", "mistral". Empty: it knows none, or how is not known."""
+    reasoning_format: _builtins.str
+    """How it writes its reasoning: "think"; "think-open" where the prompt has begun it. Empty: it writes none."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelDescription:
         """What is served. eos_token_ids and vocabulary are the tokenizer's own."""
@@ -791,10 +797,12 @@ class TokenizerServiceDescribeResponse(_message.Message):
         numerics: _builtins.str = ...,
         has_chat_template: _builtins.bool = ...,
         config_hash: _builtins.str = ...,
+        tool_format: _builtins.str = ...,
+        reasoning_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_hash", b"config_hash", "has_chat_template", b"has_chat_template", "model", b"model", "numerics", b"numerics", "schema_revision", b"schema_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_hash", b"config_hash", "has_chat_template", b"has_chat_template", "model", b"model", "numerics", b"numerics", "reasoning_format", b"reasoning_format", "schema_revision", b"schema_revision", "tool_format", b"tool_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,8 @@ export interface TokenizerServiceDescribeResponse {
   'numerics'?: (string);
   'hasChatTemplate'?: (boolean);
   'configHash'?: (string);
+  'toolFormat'?: (string);
+  'reasoningFormat'?: (string);
 }
 
 export interface TokenizerServiceDescribeResponse__Output {
@@ -17,4 +19,6 @@ export interface TokenizerServiceDescribeResponse__Output {
   'numerics'?: (string);
   'hasChatTemplate'?: (boolean);
   'configHash'?: (string);
+  'toolFormat'?: (string);
+  'reasoningFormat'?: (string);
 }
