@@ -138,3 +138,14 @@ async def test_the_openai_package_over_http(up: Up) -> None:
         with pytest.raises(BadRequestError) as refused:
             await client.chat.completions.create(model=model.id, messages=QUESTION, extra_body={"guided_regex": "(a"})
         assert refused.value.body["param"] == "guided_regex"  # type: ignore[index]
+
+
+async def test_each_of_several_answers_has_the_form_and_its_own_stop_string(up: Up) -> None:
+    grammar = tercet.Grammar(tercet.GrammarKind.REGEX, "[a-z]{4}-[0-9]{4}")
+    async with tercet.AsyncClient(up.target) as client:
+        async with client.chat(QUESTION, grammar=grammar, n=3, temperature=1.0, seed=5, stop=["-"]) as stream:
+            texts = ["", "", ""]
+            async for delta in stream:
+                texts[delta.index] += delta.text
+    assert all(re.fullmatch("[a-z]{4}", text) for text in texts)
+    assert len(set(texts)) > 1
