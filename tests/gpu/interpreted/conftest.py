@@ -1,0 +1,3 @@
+from interpreter import call_directly
+
+call_directly()
