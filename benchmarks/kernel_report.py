@@ -5,7 +5,7 @@ python benchmarks/kernel_report.py [--arch 90 ...] [--json FILE]
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 from kernels.gpu.compiled import SHARED_LIMIT, Compiled, inspect
@@ -32,10 +32,10 @@ def main() -> None:
         for case in {case.name: case for case in cases(arch)}.values():
             found = inspect(case.launch, arch)
             print(line(case.name, found), flush=True)
-            plain = asdict(found) | {"tensor": dict(found.tensor)} if not found.tensor else asdict(found)
+            plain = {each.name: getattr(found, each.name) for each in fields(found)} | {"tensor": dict(found.tensor)}
             everything.append({"kernel": case.name, "bound": case.bound, **plain})
     if chosen.json is not None:
-        chosen.json.write_text(json.dumps(everything, indent=1, default=dict))
+        chosen.json.write_text(json.dumps(everything, indent=1))
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def attend(
                     "BLOCK_M": tiles.block_m,
                     "INTERPRET": target.interpret,
                 },
-                warps=4,
+                warps=tiles.warps,  # more for wide heads, whose sums would not fit into registers
             )
         )
     return out

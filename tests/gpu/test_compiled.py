@@ -1,0 +1,41 @@
+"""What Triton's compiler makes of the GPU kernels, read from the code for a real GPU that need not be here."""
+
+import os
+
+import pytest
+
+from kernels.gpu.compiled import SHARED_LIMIT, Compiled, inspect
+from kernels.gpu.launches import Case, cases
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("this process interprets kernels", allow_module_level=True)
+
+ARCHES = (90,)  # what the tiles are chosen for; benchmarks/kernel_report.py shows the others
+CASES = [(arch, case) for arch in ARCHES for case in {case.name: case for case in cases(arch)}.values()]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("arch", "case"), CASES, ids=[f"sm_{arch} {case.name}" for arch, case in CASES])
+def test_resources_and_instructions(arch: int, case: Case) -> None:
+    found = inspect(case.launch, arch)
+    assert found.spills == 0, found
+    assert found.shared <= SHARED_LIMIT[arch], found
+    if is_large_product(case):
+        assert found.tensor, f"no tensor cores: {found}"
+    if case.bound == "memory":
+        assert found.wide > 0, f"no loads of 16 bytes: {found}"
+
+
+def is_large_product(case: Case) -> bool:
+    return case.bound == "products" or case.name.startswith("attention")
+
+
+def test_a_spill_and_a_missing_instruction_would_show() -> None:
+    """The reader of machine code tells them apart: a kernel without products has no tensor instruction."""
+    by_name = {case.name: case for case in cases(90)}
+    plain: Compiled = inspect(by_name["rms_norm"].launch, 90)
+    product = inspect(by_name["linear bf16, 4096 rows"].launch, 90)
+    assert not plain.tensor
+    assert set(product.tensor) == {"wgmma"}
+    older = {case.name: case for case in cases(80)}["linear bf16, 4096 rows"]
+    assert set(inspect(older.launch, 80).tensor) == {"mma"}
