@@ -4,8 +4,8 @@ Owns: cutting a step into tiles of rows, and keys into chunks. Must not know: ho
 Invariants. The keys of a sequence are cut at multiples of a chunk size that is fixed for a run, chunks are merged in
 order, and a chunk that a row cannot see adds nothing, exactly: a row's bits depend on its own position and its
 sequence's keys and values alone. Every batched product has a multiple of ROW_MULTIPLE rows: measured with torch's
-MKL, products with fewer or other rows sum in another order, those with such multiples (4 to 512, heads of 16 to 128)
-agree bit for bit.
+MKL, products with few rows sum in another order (on an EPYC fewer than 4; on a Xeon fewer than 8 with heads of 128,
+fewer than 12 with heads of 192), those with such multiples (16 to 512, heads of 16 to 192) agree bit for bit.
 
 A tile is up to TILES[0] adjacent rows of one sequence. Tiles of one size form a batch, ordered by the number of
 chunks they see, so those that see chunk c are the first n of them, and no index is needed to merge.
@@ -21,7 +21,7 @@ from kernels.ops import AttentionShape, PagedRows
 
 TILES = (64, 16, 1)  # rows; a sequence's rows are cut greedily, the last tile of 16 filled up
 CHUNK_TOKENS = 128
-ROW_MULTIPLE = 4
+ROW_MULTIPLE = 16
 GATHER_BYTES = 24 << 20  # of keys, and as much of values, in float32, gathered at a time
 
 
