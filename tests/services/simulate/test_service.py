@@ -69,7 +69,7 @@ def test_fair_keeps_backlogged_tenants_together_and_fcfs_does_not() -> None:
         run = Simulation(Fleet(core, lane), by_tenant=True).run(load)
         worst[policy] = balance(run.served, {})
     fair, fcfs = worst["fair"], worst["fcfs"]
-    assert fair.windows > 50
+    assert fair.windows > 40
     assert fair.worst is not None
     assert fcfs.worst is not None
     assert fair.worst < 0.2 < 0.5 < fcfs.worst
