@@ -72,7 +72,7 @@ async def test_streams_go_on_over_schedulers_that_die() -> None:
                 await until(lambda before=before: len(heard) > before + 30, "progress")  # type: ignore[misc]
                 await back.restart()
             assert await asyncio.gather(*asking) == whole
-        assert back.current.engine.live_requests() == ()
+        await until(lambda: back.current.engine.live_requests() == (), "every request is let go")
 
 
 async def test_the_sdk_goes_on_over_edges_that_die() -> None:
