@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from peer_figures import OURS, ROOT, Figure, State, put, read_state, report
+from peer_figures import ENGINE, MODES, OURS, ROOT, Figure, State, put, read_state, report
 
 from services.bench.document import StageResult, result_of
 from services.bench.http1 import ProtocolError
@@ -36,8 +36,12 @@ from services.catalogue import DEFAULT_MODEL
 from services.simulate.summary import Objectives
 
 DOCUMENT: Final = ROOT / "docs/performance.md"
-PARTS: Final = ("engine", "prefill", "served", "perplexity")
-SERVED: Final = (OURS, "llama-q8", "llama-q40", "vllm")
+PARTS: Final = ("engine", "prefill", "served", "modes", "perplexity")
+WHO: Final = {
+    "served": (OURS, ENGINE, "llama-q8", "llama-q40", "vllm"),
+    "modes": (OURS, *(mode.system for mode in MODES)),
+}
+OWN: Final = (OURS, ENGINE, *(mode.system for mode in MODES))
 BATCHES: Final = (1, 8, 32)
 READY_S: Final = 300.0
 END_S: Final = 45.0
@@ -130,24 +134,39 @@ class Bench:
                 return self.engine(who, BATCHES, 128)
             case "prefill":
                 return self.engine(who, (1,), 1000)
+            case "modes":
+                return [*self.engine(who, BATCHES, 128), *self.engine(who, (1,), 1000)]
             case "perplexity":
                 return self.perplexity(who)
-        return self.served(who)
+        return self.engine_under_load() if who == ENGINE else self.served(who)
 
     def engine(self, who: str, batches: Sequence[int], prompt: int) -> list[tuple[str, str, float]]:
-        sizes = ",".join(map(str, batches))
-        ours = ["--model", self.model, "--backend", self.backend, "--batch", sizes, "--prompt", str(prompt)]
-        command = [sys.executable, str(ROOT / "benchmarks/engine_speed.py"), *ours]
-        if who != OURS:
-            command = [sys.executable, str(self.peers), "engine", "--batch", sizes, "--prompt", str(prompt)]
         found = []
-        for line in lines_of(command, self.logs / f"engine-{who}.log"):
-            system = OURS if who == OURS else str(line["peer"])
+        for line in self.own_engine(who, batches, prompt) if who in OWN else self.peers_engines(batches, prompt):
+            system = who if who in OWN else str(line["peer"])
             if prompt > 128:
                 found.append((system, f"prefill {prompt}", float(line["prefill"])))
             else:
                 found.append((system, f"decode x{line['batch']}", float(line["decode"])))
         return found
+
+    def engine_under_load(self) -> list[tuple[str, str, float]]:
+        """What the engine alone makes of the load that the servers are measured with."""
+        lines = self.own_engine(ENGINE, BATCHES, LOAD.tiers[0])
+        return [(ENGINE, f"tokens/s x{line['batch']}", float(line["output"])) for line in lines]
+
+    def own_engine(self, who: str, batches: Sequence[int], prompt: int) -> list[dict[str, Any]]:
+        command = [sys.executable, str(ROOT / "benchmarks/engine_speed.py"), "--model", self.model]
+        command += ["--backend", self.backend, "--batch", ",".join(map(str, batches)), "--prompt", str(prompt)]
+        for mode in MODES:
+            if mode.system == who:
+                command += ["--weights", mode.weights, "--activations", mode.activations]
+        return lines_of(command, self.logs / f"engine-{who}.log")
+
+    def peers_engines(self, batches: Sequence[int], prompt: int) -> list[dict[str, Any]]:
+        sizes = ",".join(map(str, batches))
+        command = [sys.executable, str(self.peers), "engine", "--batch", sizes, "--prompt", str(prompt)]
+        return lines_of(command, self.logs / "engine-peers.log")
 
     def perplexity(self, who: str) -> list[tuple[str, str, float]]:
         size = ["--bytes", "120000"]
@@ -227,7 +246,7 @@ def planned(parts: Sequence[str], rounds: int) -> Iterator[tuple[int, str, str]]
         for part in (one for one in PARTS if one in parts):
             if part == "perplexity" and number:
                 continue
-            who = list(SERVED if part == "served" else (OURS, "peers"))
+            who = list(WHO.get(part, (OURS, "peers")))
             yield from ((number, part, one) for one in (who if number % 2 == 0 else reversed(who)))
 
 

@@ -1,8 +1,9 @@
 """The runner alone, without server or text: `python benchmarks/engine_speed.py`. One JSON line a measurement.
 
 Sequences of random ids are computed in steps of at most --step tokens, then each draws --new tokens greedily. Prefill:
-prompt tokens a second until all have their first token. Decode: tokens a second of all together, from then on. The same
-is done once before, shorter, so that nothing is measured that happens only once.
+prompt tokens a second until all have their first token. Decode: tokens a second of all together, from then on. Output:
+new tokens a second, prefill and all. The same is done once before, shorter, so that nothing is measured that happens
+only once.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from executor.loading.load import load_runner
+from executor.quant.table import SCHEMES
 from executor.runner import Runner
 from executor.step import NewSequence, SamplingParams, Slice, Step
 from services.catalogue import DEFAULT_MODEL, CatalogueError, cache_directory, resolve
@@ -27,7 +29,7 @@ GREEDY: Final = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """prefill, decode: tokens a second; decode is None where one token is drawn."""
+    """Tokens a second. decode: None where one token is drawn. output: new tokens, over prefill and decode together."""
 
     peer: str
     batch: int
@@ -35,6 +37,7 @@ class Speed:
     new: int
     prefill: float
     decode: float | None
+    output: float
 
 
 class Sequences:
@@ -114,6 +117,7 @@ def measure(runner: Runner, peer: str, batch: int, prompt: int, new: int, seed: 
         new,
         round(batch * prompt / (prefilled - began), 1),
         None if decode is None else round(decode, 1),
+        round(batch * new / (ended - began), 1),
     )
 
 
@@ -121,6 +125,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--weights", default="native", help=f"one of {', '.join(SCHEMES)}; default native")
     parser.add_argument("--activations", default="16bit", help="16bit or 8bit; of the back end cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default all cores")
     parser.add_argument("--batch", default="1,8,32", help="sequences at once, by commas; default 1,8,32")
@@ -137,6 +142,7 @@ def main(argv: Sequence[str]) -> int:
         runner = load_runner(
             path,
             backend=chosen.backend,
+            scheme=chosen.weights,
             activations=chosen.activations,
             block_size=BLOCK,
             total_blocks=max(batches) * -(-(chosen.prompt + chosen.new) // BLOCK),

@@ -13,6 +13,25 @@ from services.bench.machine import environment
 ROOT: Final = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- against-peers:begin -->", "<!-- against-peers:end -->"
 OURS: Final = "tercet"
+ENGINE: Final = "tercet-engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way to keep weights and activations. system: as figures name it."""
+
+    system: str
+    name: str
+    weights: str
+    activations: str
+
+
+MODES: Final = (
+    Mode("tercet-8bit", "weights as in the file, 8-bit activations", "native", "8bit"),
+    Mode("tercet-int8", "int8 weights, 16-bit activations", "int8", "16bit"),
+    Mode("tercet-int8-8bit", "int8 weights, 8-bit activations", "int8", "8bit"),
+    Mode("tercet-bf16", "bf16 weights", "bf16", "16bit"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +81,12 @@ class Group:
 GROUPS: Final = (
     Group("Engine alone, tokens a second", ("engine", "prefill", "perplexity")),
     Group("Served over HTTP, 256 in and 128 out", ("served",)),
+    Group("Tercet's own modes, engine alone, tokens a second", ("modes",)),
 )
 NAMES: Final = {
     OURS: "**Tercet**",
+    ENGINE: "Tercet's engine alone, the same load",
+    **{mode.system: mode.name for mode in MODES},
     "llama": "llama.cpp, the same file",
     "llama-q8": "llama.cpp, Q8_0",
     "llama-q40": "llama.cpp, Q4_0",

@@ -47,7 +47,7 @@ def test_rounds_alternate_and_perplexity_comes_once(tool: Any) -> None:
         (1, "engine", "tercet"),
     ]
     served = [who for _, _, who in tool.planned(("served",), 2)]
-    assert served[:4] == list(reversed(served[4:])) == ["tercet", "llama-q8", "llama-q40", "vllm"]
+    assert served[:5] == list(reversed(served[5:])) == ["tercet", "tercet-engine", "llama-q8", "llama-q40", "vllm"]
 
 
 def test_a_table_has_medians_and_the_ratios_of_each_round(figures: Any) -> None:
@@ -73,6 +73,29 @@ def test_a_table_has_medians_and_the_ratios_of_each_round(figures: Any) -> None:
     assert figures.table(measured, figures.GROUPS[1]) == []
 
 
+def test_every_system_that_is_measured_has_a_name_in_the_table(figures: Any, tool: Any) -> None:
+    assert {*tool.OWN, *(who for part in tool.WHO.values() for who in part)} <= set(figures.NAMES)
+
+
+def test_a_mode_is_measured_with_its_own_settings(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def lines_of(command: list[str], _: Path) -> list[dict[str, Any]]:
+        asked.append(command)
+        return [{"batch": 8, "prefill": 1.0, "decode": 2.0, "output": 3.0}]
+
+    monkeypatch.setattr(tool, "lines_of", lines_of)
+    bench = tool.Bench(tmp_path, tmp_path, "m", "cpu", tmp_path)
+    assert bench.measure("modes", "tercet-int8-8bit") == [
+        ("tercet-int8-8bit", "decode x8", 2.0),
+        ("tercet-int8-8bit", "prefill 1000", 1.0),
+    ]
+    for command in asked:
+        assert command[-4:] == ["--weights", "int8", "--activations", "8bit"]
+    assert bench.measure("served", "tercet-engine") == [("tercet-engine", "tokens/s x8", 3.0)]
+    assert asked[-1][asked[-1].index("--prompt") + 1] == "256"
+
+
 def test_of_a_time_less_is_better(figures: Any) -> None:
     name = "first token x8, 1,000 in, ms"
     measured = [
@@ -95,14 +118,14 @@ def test_what_is_measured_is_kept_and_what_failed_is_measured_again(tool: Any, t
 
     settings = {"model": "m", "backend": "cpu"}
     assert tool.measure(Bench(), tool.planned(("served",), 1), tool.read_state(path, settings), path, math.inf) == 1
-    assert asked == ["tercet", "llama-q8", "llama-q40", "vllm"]
+    assert asked == ["tercet", "tercet-engine", "llama-q8", "llama-q40", "vllm"]
     assert tool.measure(Bench(), tool.planned(("served",), 1), tool.read_state(path, settings), path, -math.inf) == 0
-    assert len(asked) == 4, "measured though its time was over"
+    assert len(asked) == 5, "measured though its time was over"
     broken.clear()
     state = tool.read_state(path, settings)
     assert tool.measure(Bench(), tool.planned(("served",), 1), state, path, math.inf) == 0
-    assert asked[4:] == ["vllm"]
-    assert len(tool.read_state(path, settings).figures) == 4
+    assert asked[5:] == ["vllm"]
+    assert len(tool.read_state(path, settings).figures) == 5
     with pytest.raises(SystemExit, match="of another run"):
         tool.read_state(path, {**settings, "backend": "reference"})
 
@@ -175,7 +198,7 @@ def test_the_engine_is_driven_by_steps_that_follow(engine: Any, tmp_path: Path) 
     speed = engine.measure(runner, "tercet", 3, 40, 5, 1)
     assert (speed.batch, speed.prompt, speed.new) == (3, 40, 5)
     assert speed.prefill > 0
-    assert speed.decode > 0
+    assert speed.decode > speed.output > 0
     assert engine.measure(runner, "tercet", 1, 40, 1, 1).decode is None
     assert runner.live_sequences == 0
     json.dumps(speed.prefill)
