@@ -8,6 +8,7 @@ VllmEngine; both fail where an answer is not what it has to be.
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 import tempfile
@@ -15,10 +16,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import httpx
 import openai
+import pydantic
 
 from services.catalogue import DEFAULT_MODEL
 from services.stack import Stack, StackOptions
@@ -156,6 +158,7 @@ async def transcript(base_url: str) -> int:
             model=DEFAULT_MODEL, prompt="One, two, three,", max_tokens=8, temperature=0
         )
         told("completions.create('One, two, three,', max_tokens=8)", plain.choices[0].text, bool(plain.choices[0].text))
+        await forms(client, told)
         for what, more in {
             "n=2, temperature=0.8, seed=1": {"n": 2, "temperature": 0.8, "seed": 1, "max_tokens": 6},
             "temperature=-1": {"temperature": -1},
@@ -167,6 +170,61 @@ async def transcript(base_url: str) -> int:
             except openai.APIStatusError as error:
                 told(f"the same with {what}", (error.status_code, str(error.message)[:160]), error.status_code < 502)
     return wrong
+
+
+class City(pydantic.BaseModel):
+    name: Annotated[str, pydantic.StringConstraints(max_length=12)]
+    large: bool
+
+
+TOOL: Final[Any] = {
+    "type": "function",
+    "function": {
+        "name": "set_light",
+        "description": "Turns the light on or off",
+        "parameters": {
+            "type": "object",
+            "properties": {"on": {"type": "boolean"}},
+            "required": ["on"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+async def forms(client: openai.AsyncOpenAI, told: Callable[[str, Any, bool], None]) -> None:
+    """Answers in a form. The model is too small to fill them well; that they can be read is what counts."""
+    about: Any = [{"role": "user", "content": "Tell me about Paris as JSON."}]
+    try:
+        parsed = await client.chat.completions.parse(
+            model=DEFAULT_MODEL, messages=about, response_format=City, temperature=0, max_tokens=64
+        )
+        told("chat.completions.parse(response_format=City)", parsed.choices[0].message.parsed, True)
+    except (openai.OpenAIError, pydantic.ValidationError) as error:
+        told("chat.completions.parse(response_format=City)", error, False)
+    light: Any = {
+        "model": DEFAULT_MODEL,
+        "messages": [{"role": "user", "content": "Turn the light on."}],
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 64,
+    }
+    try:
+        called = await client.chat.completions.create(**light)
+        calls = [(one.function.name, one.function.arguments) for one in called.choices[0].message.tool_calls or ()]
+        is_call = len(calls) == 1 and isinstance(json.loads(calls[0][1]).get("on"), bool)
+        told("tools=[set_light], tool_choice='required'", (calls, called.choices[0].finish_reason), is_call)
+        name, arguments = "", ""
+        async for chunk in await client.chat.completions.create(**light, stream=True):
+            for choice in chunk.choices:
+                for part in choice.delta.tool_calls or ():
+                    name += (part.function and part.function.name) or ""
+                    arguments += (part.function and part.function.arguments) or ""
+        told("the same with stream=True", (name, arguments), [(name, arguments)] == calls)
+    except openai.OpenAIError as error:
+        told("tools=[set_light], tool_choice='required'", error, False)
 
 
 CLIENTS: Final[dict[str, Callable[[Chain, str], Awaitable[int]]]] = {
@@ -182,7 +240,8 @@ async def run(client: str, tool: str) -> int:
     async with AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tercet-clients-")))
         http, grpc_port, vllm_port = 38000, 35051, 35071
-        flags = ("--vllm-grpc-port", str(vllm_port)) if client == "smg" else ()
+        # The default model's template knows no tools, so the form of a call is said here.
+        flags = ("--vllm-grpc-port", str(vllm_port)) if client == "smg" else ("--tool-format", "hermes")
         options = StackOptions(
             DEFAULT_MODEL,
             listen=f"127.0.0.1:{grpc_port}",

@@ -39,6 +39,7 @@ LEAST_ROLE: Final[Mapping[str, Role]] = {
     "tercet.v1.ExecutorService/": Role.SERVICE,
     "vllm.grpc.engine.VllmEngine/": Role.USER,
     "vllm.grpc.engine.VllmEngine/GetLoads": Role.OPERATOR,
+    "vllm.grpc.engine.VllmEngine/FlushCache": Role.OPERATOR,
     "vllm.grpc.engine.VllmEngine/SubscribeKvEvents": Role.OPERATOR,  # it tells tokens of everybody's prompts
 }
 

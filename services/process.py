@@ -173,7 +173,7 @@ async def serving(
         )
         await stack.enter_async_context(trust.kept_fresh())
         if net.metrics_listen is not None:
-            tls = None if trust.certificates is None else trust.certificates.context()
+            tls = None if trust.certificates is None else trust.certificates.lasting_context()
             metrics = MetricsServer(net.metrics_listen, process.metrics.registry, process.readiness, tls)
             await stack.enter_async_context(metrics)
             log.info("metrics", extra={"address": metrics.address})

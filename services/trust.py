@@ -19,39 +19,13 @@ from typing import Final
 import grpc
 
 from services.address import Address, parse_address
+from services.certificates import Certificates, read_pem
 from services.gate import OPEN_GATE, Gate
 from services.rpc import PLAIN, Outgoing
 from services.settings import ConfigError
 from services.trust_settings import CallTrust, ServerTrust
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """Paths of PEM files. client_ca: whose clients are let in; None: all."""
-
-    cert: str
-    key: str
-    client_ca: str | None = None
-
-    def context(self) -> ssl.SSLContext:
-        """For a server. Raises ConfigError naming what can't be used."""
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(self.cert, self.key)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"--tls-cert {self.cert} with --tls-key {self.key}: {error}", field="--tls-cert"
-            ) from None
-        if self.client_ca is not None:
-            try:
-                context.load_verify_locations(self.client_ca)
-            except (OSError, ssl.SSLError) as error:
-                raise ConfigError(f"the client CA {self.client_ca}: {error}", field="client-ca") from None
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +105,7 @@ def open_trust(server: ServerTrust, calls: CallTrust = CallTrust(), api_keys: st
     certificates = credentials = None
     if server.tls_cert is not None and server.tls_key is not None:
         certificates = Certificates(server.tls_cert, server.tls_key, server.tls_client_ca)
-        certificates.context()  # says what is wrong with them, which gRPC does not
-        credentials = grpc.ssl_server_credentials(
-            [(_read("--tls-key", server.tls_key), _read("--tls-cert", server.tls_cert))],
-            None if server.tls_client_ca is None else _read("--tls-client-ca", server.tls_client_ca),
-            server.tls_client_ca is not None,
-        )
+        credentials = certificates.grpc_credentials()
     tls = channel_credentials(calls.tls_ca, server.tls_cert, server.tls_key)
     return Trust(gate, certificates, credentials, Outgoing(tls, lambda: gate.service_key), server.allow_insecure)
 
@@ -145,15 +114,15 @@ def channel_credentials(ca: str | None, cert: str | None, key: str | None) -> gr
     """To call servers whose certificates `ca` has signed, showing one's own where there is one; None: plain text."""
     if ca is None:
         return None
-    root = _read("--tls-ca", ca)
+    root = read_pem("--tls-ca", ca)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=root.decode("ascii"))
     except (ValueError, ssl.SSLError) as error:
         raise ConfigError(f"--tls-ca {ca}: {error}", field="--tls-ca") from None
     return grpc.ssl_channel_credentials(
         root,
-        None if key is None else _read("--tls-key", key),
-        None if cert is None else _read("--tls-cert", cert),
+        None if key is None else read_pem("--tls-key", key),
+        None if cert is None else read_pem("--tls-cert", cert),
     )
 
 
@@ -165,10 +134,3 @@ def is_local(address: Address) -> bool:
         return ipaddress.ip_address(address.host).is_loopback
     except ValueError:
         return False
-
-
-def _read(flag: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}", field=flag) from None

@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import socket
-import ssl
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,8 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.address import Address
+from services.certificates import Certificates
 from services.errors import FailedPrecondition
-from services.trust import Certificates
 
 BACKLOG: Final = 1024
 HEADER_LIMIT_BYTES: Final = 64 << 10
@@ -90,10 +89,9 @@ async def serve(app: ASGIApp, address: Address, tls: Certificates | None = None)
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
+    config.load()
     if tls is not None and not address.is_unix:
-        config.ssl_certfile, config.ssl_keyfile = tls.cert, tls.key
-        config.ssl_ca_certs = tls.client_ca
-        config.ssl_cert_reqs = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
+        config.ssl = tls.lasting_context()  # uvicorn's own would be of the files as they are now
     server = _Server(config)
     task = asyncio.get_running_loop().create_task(server.serve([listener]), name="gateway-http")
     while not server.started:

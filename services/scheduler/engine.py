@@ -241,6 +241,12 @@ class Engine:
         numerics = self.served_model().numerics
         return self.prefixes.pin(self._core, tenant, cache, numerics, prompt_ids, ttl_ns, self._clock())
 
+    def flush(self) -> tuple[int, int]:
+        """Empties the prefix cache. Returns blocks forgotten, and known ones that requests which run still hold."""
+        flushed = self._core.flush()
+        self._after(())
+        return flushed
+
     def set_policy(self, name: str) -> str:
         """Which policy orders the queue from now on. Returns the one before."""
         previous = self._core.set_policy(name, self._clock())

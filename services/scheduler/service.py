@@ -241,6 +241,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         pinned = self._engine.pin(caller.tenant, read_cache(request.cache), prompt_ids, request.ttl_ns)
         return scheduler_pb2.SchedulerServicePinPrefixResponse(pinned_tokens=pinned.tokens, ttl_ns=pinned.ttl_ns)
 
+    async def FlushCache(
+        self, request: scheduler_pb2.SchedulerServiceFlushCacheRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceFlushCacheResponse:
+        removed, held = self._engine.flush()
+        return scheduler_pb2.SchedulerServiceFlushCacheResponse(removed_blocks=removed, held_blocks=held)
+
     async def SetPolicy(
         self, request: scheduler_pb2.SchedulerServiceSetPolicyRequest, context: Context
     ) -> scheduler_pb2.SchedulerServiceSetPolicyResponse:

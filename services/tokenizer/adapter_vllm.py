@@ -35,6 +35,8 @@ from tercet.v1 import common_pb2, scheduler_pb2, tokenizer_pb2
 
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 ASK_S: Final = 2.0
+MOST_FLUSH_S: Final = 600.0
+FLUSH_POLL_S: Final = 0.1
 MOST_ABORTS: Final = 1024  # ids of one call
 RATE_S: Final = 2.0  # over which tokens per second are counted
 HITS: Final = 64  # latest answers over which the cache's share is counted
@@ -210,7 +212,29 @@ class VllmServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mis
         return self._events.subscribe(request.start_sequence_number)
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
-        raise Unimplemented("FlushCache is not served: the scheduler has no such call", field="FlushCache")
+        """At every scheduler. What requests that run hold is taken as they end, within timeout_s; else no success."""
+        if not 0 <= request.timeout_s <= MOST_FLUSH_S:
+            raise InvalidArgument(
+                f"timeout_s is {request.timeout_s:g}; it must be 0 to {MOST_FLUSH_S:g}",
+                field="timeout_s",
+                limit=int(MOST_FLUSH_S),
+            )
+        until, removed = time.monotonic() + request.timeout_s, 0
+        while True:
+            answers = await asyncio.gather(*map(_flush, self._schedulers))
+            missing = answers.count(None)
+            flushed = [one for one in answers if one is not None]
+            removed += sum(one.removed_blocks for one in flushed)
+            held = sum(one.held_blocks for one in flushed)
+            if not (held or missing) or time.monotonic() >= until:
+                break
+            await asyncio.sleep(FLUSH_POLL_S)
+        message = f"{removed} blocks forgotten"
+        if held:
+            message += f"; {held} are held by requests that run"
+        if missing:
+            message += f"; {missing} of {len(answers)} schedulers did not answer"
+        return smg_pb2.FlushCacheResponse(success=not (held or missing), message=message)
 
     async def Embed(self, request: Any, context: Context) -> Any:
         raise Unimplemented("Embed is not served: models here generate", field="Embed")
@@ -269,5 +293,12 @@ async def vllm_engine(
 async def _load(scheduler: Scheduler) -> scheduler_pb2.SchedulerServiceGetLoadResponse | None:
     try:
         return await scheduler.asking.GetLoad(scheduler_pb2.SchedulerServiceGetLoadRequest(), timeout=ASK_S)
+    except grpc.aio.AioRpcError:
+        return None
+
+
+async def _flush(scheduler: Scheduler) -> scheduler_pb2.SchedulerServiceFlushCacheResponse | None:
+    try:
+        return await scheduler.asking.FlushCache(scheduler_pb2.SchedulerServiceFlushCacheRequest(), timeout=ASK_S)
     except grpc.aio.AioRpcError:
         return None

@@ -76,7 +76,7 @@ def test_every_method_of_the_contract_has_its_role() -> None:
     operators = {name.rpartition("/")[2] for name, role in found.items() if role is Role.OPERATOR}
     services = {name for name, role in found.items() if role is Role.SERVICE}
     assert {name for name in users if "Tokenizer" in name} == {name for name in found if "Tokenizer" in name}
-    assert operators == {"GetLoad", "WatchKvEvents", "ListRequests", "Drain", "SetPolicy"}
+    assert operators == {"GetLoad", "WatchKvEvents", "ListRequests", "Drain", "SetPolicy", "FlushCache"}
     assert services == {"tercet.v1.ExecutorService/Describe", "tercet.v1.ExecutorService/Run"}
     assert least_role("other.Service/Method") is Role.SERVICE
     assert least_role("tercet.v1.TokenizerServiceExtra/Generate") is Role.SERVICE
@@ -87,6 +87,7 @@ def test_over_vllm_only_operators_hear_of_everybodys_prompts() -> None:
     assert set(roles.values()) == {Role.USER}
     assert least_role("vllm.grpc.engine.VllmEngine/SubscribeKvEvents") is Role.OPERATOR
     assert least_role("vllm.grpc.engine.VllmEngine/GetLoads") is Role.OPERATOR
+    assert least_role("vllm.grpc.engine.VllmEngine/FlushCache") is Role.OPERATOR
 
 
 def test_a_lower_role_is_refused_by_name() -> None:

@@ -206,6 +206,12 @@ class SchedulerCore(Storied):
         lanes = [lane for lane in self._lanes.values() if lane.spec.block_size == block_size]
         return max((lane.cache.lease(block_keys, tenant, ttl_ns, now) for lane in lanes), default=0)
 
+    @told
+    def flush(self) -> tuple[int, int]:
+        """Forgets the blocks that nobody holds, on every lane. Returns how many, and how many known ones are held."""
+        flushed = [lane.cache.flush() for lane in self._lanes.values()]
+        return sum(removed for removed, _ in flushed), sum(held for _, held in flushed)
+
     def take_kv_events(self) -> list[KvEvent]:
         """What became known to the prefix caches or left them since the last call, in order."""
         events = list(self._kv_events)

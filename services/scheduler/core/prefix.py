@@ -139,6 +139,13 @@ class PrefixCache:
         """What these blocks hold is not to be found any more: a step failed that read them."""
         self._remove([block for block in blocks if block in self._key_of])
 
+    def flush(self) -> tuple[int, int]:
+        """Nothing that nobody holds is to be found any more, leased, pinned or not. Returns how many blocks those were,
+        and how many are left, which somebody holds."""
+        unheld = [block for block in self._key_of if not self.pool.holders(block)]
+        self._remove(unheld)
+        return len(unheld), len(self._key_of)
+
     # Blocks being computed.
 
     def promise(self, keys: Iterable[BlockKey], holder: object) -> None:

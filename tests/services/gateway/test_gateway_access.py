@@ -11,9 +11,9 @@ from gateway_support import CHAT, COMPLETIONS, Gateway, ScriptedEngine, answer, 
 from keys_support import SERVICE_KEY, Authority, make_key, write_keys, write_service_key
 
 from services.address import Address
+from services.certificates import Certificates
 from services.gate import Gate
 from services.gateway.server import serve
-from services.trust import Certificates
 
 ALICE, ALICE_KEY = make_key(1, "alice", max_priority=5)
 LOW, LOW_KEY = make_key(2, "low", max_priority=-3)

@@ -179,6 +179,11 @@ class CoreMachine(RuleBasedStateMachine):
         user = self.world.users[self._key(pick)]
         self.world.pin(user.ids, user.submission.tenant, ttl_ns)
 
+    @rule()
+    def flush(self) -> None:
+        self.world.core.flush()
+        assert all(not lane.blocks_cached for lane in self.world.core.load().lanes.values())
+
     @precondition(lambda self: self.world.users)
     @rule(pick=st.integers(0, 99))
     def cancel(self, pick: int) -> None:

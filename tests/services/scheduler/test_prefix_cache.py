@@ -89,6 +89,29 @@ def test_a_withdrawn_block_is_not_found_and_becomes_free() -> None:
     assert cache.pool.free == 4
 
 
+def test_a_flush_takes_what_nobody_holds_and_leaves_the_rest() -> None:
+    cache, events = made(8, quota=8)
+    store(cache, A, B)
+    assert cache.pin([A], 10, "t") == 1
+    held = cache.allocate(2)
+    cache.publish(b"", [C, D], held, "t")
+    in_flight = cache.allocate(1)
+    cache.publish(b"", [b"e"], in_flight, "t")
+    cache.release(in_flight, last_step=1)
+    assert cache.flush() == (3, 2)
+    assert [event.keys for event in events if isinstance(event, KvRemoved)] == [(A, B, b"e")]
+    assert [cache.find([key], 1) for key in (A, B, b"e")] == [[], [], []]
+    assert cache.find([C, D], 2) == list(held)
+    cache.check([held])
+    assert (cache.pool.free, cache.pool.cached, cache.pool.fenced) == (5, 0, 1)
+    cache.applied(1)  # the fence outlives the flush: a step in flight may still write there
+    assert (cache.pool.free, cache.pool.cached, cache.pool.fenced) == (6, 0, 0)
+    cache.release(held, 0)
+    assert cache.flush() == (2, 0)
+    assert cache.flush() == (0, 0)
+    cache.check([])
+
+
 def test_pinned_blocks_go_last_and_a_lease_ends_at_its_time() -> None:
     cache, events = made()
     store(cache, A, B)

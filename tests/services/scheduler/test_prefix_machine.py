@@ -139,6 +139,13 @@ class PrefixMachine(RuleBasedStateMachine):
         assert pinned.tokens <= len(prompt)
         assert ttl_ns or not pinned.tokens
 
+    @rule()
+    def flush(self) -> None:
+        _, held = self.driver.engine.flush()
+        load = self.driver.core.load().lanes[self.lane]
+        assert not load.blocks_cached
+        assert held <= load.blocks_live
+
     @rule(ns=st.integers(1, 4))
     def wait(self, ns: int) -> None:
         self.driver.now += ns

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from chain import Chain, chain
 
+from services.executor.fake import Faults
 from services.executor.fake_tokens import expected_hash_tokens
 from services.rpc_errors import from_rpc_error
 from services.scheduler.core.calls import CoreConfig
@@ -98,6 +99,45 @@ async def test_pinning_tells_how_much_and_for_how_long() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.PinPrefix(pin([], 10))
         assert from_rpc_error(caught.value).field == "prompt_ids"
+
+
+async def test_a_flush_forgets_what_every_tenant_has_and_tells_those_who_watch() -> None:
+    flush = scheduler_pb2.SchedulerServiceFlushCacheRequest()
+    async with chain(core=EVENTS) as (running, fake):
+        outputs = []
+        for _ in range(2):
+            for tenant in ("t", "u"):
+                output, usage = await generate(running, [*PROMPT, 5], tenant=tenant)
+                assert usage.cached_tokens == 0
+                outputs.append(output)
+            await running.stub.PinPrefix(pin(PROMPT, 10**9))
+            answer = await running.stub.FlushCache(flush)
+            assert (answer.removed_blocks, answer.held_blocks) == (12, 0)
+        assert outputs[0] == outputs[2]
+        assert outputs[1] == outputs[3]
+        watch = running.stub.WatchKvEvents(scheduler_pb2.SchedulerServiceWatchKvEventsRequest(from_sequence=1))
+        stored: set[bytes] = set()
+        for _ in range(2):
+            while len(stored) < 12:
+                stored |= set((await read(watch)).stored.keys)
+            while stored:
+                removed = set((await read(watch)).removed.keys)
+                assert removed <= stored
+                assert removed
+                stored -= removed
+        watch.cancel()
+        fake.runner.faults = Faults(delay_s=0.02)
+        call = running.stub.Generate(
+            scheduler_pb2.SchedulerServiceGenerateRequest(
+                prompt_ids=[*PROMPT, 5], sampling=common_pb2.SamplingParams(temperature=0, max_tokens=40)
+            )
+        )
+        while not (await call.read()).HasField("delta"):
+            pass
+        answer = await running.stub.FlushCache(flush)
+        assert answer.removed_blocks == 0
+        assert answer.held_blocks >= 5
+        call.cancel()
 
 
 async def test_events_are_replayed_from_a_number_and_go_on() -> None:

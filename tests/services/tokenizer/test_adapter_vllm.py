@@ -95,8 +95,7 @@ async def test_refusals_are_statuses_with_the_reason(default_model_path: Path) -
         }
         for what, (request, code) in refused.items():
             assert (await code_of(stub.Generate(request)))[0] == code, what
-        for call in (stub.Embed(pb.EmbedRequest()), stub.FlushCache(smg_pb2.FlushCacheRequest())):
-            assert await code_of(call) == (grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED")
+        assert await code_of(stub.Embed(pb.EmbedRequest())) == (grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED")
 
 
 async def test_a_time_limit_behind_the_first_token_is_deadline_exceeded_here(default_model_path: Path) -> None:
@@ -199,6 +198,36 @@ async def test_cached_blocks_are_told_in_tokens(default_model_path: Path) -> Non
             one.cancel()
 
 
+async def test_the_cache_is_flushed_once_nobody_holds_it(default_model_path: Path) -> None:
+    async with vllm_chain(default_model_path, "and so on " * 60) as (chain, stub, _):
+        prompt = list(range(100, 121))
+
+        async def cached(name: str) -> int:
+            events = [one async for one in stub.Generate(asked(prompt, name=name, max_tokens=1))]
+            return int(events[-1].complete.cached_tokens)
+
+        assert [await cached("first"), await cached("second")] == [0, 20]
+        done = await stub.FlushCache(smg_pb2.FlushCacheRequest())
+        assert (done.success, done.message) == (True, "5 blocks forgotten")
+        assert await cached("third") == 0
+
+        chain.runner.faults = replace(chain.runner.faults, delay_s=0.02)
+        stream = aiter(stub.Generate(asked(prompt, name="runs")))
+        assert (await anext(stream)).HasField("chunk")
+        held = await stub.FlushCache(smg_pb2.FlushCacheRequest())
+        assert not held.success
+        assert "are held by requests that run" in held.message
+        waiting = asyncio.ensure_future(stub.FlushCache(smg_pb2.FlushCacheRequest(timeout_s=50)))
+        await stub.Abort(pb.AbortRequest(request_ids=["runs"]))
+        assert (await code_of(stream))[0] == grpc.StatusCode.CANCELLED
+        assert (await waiting).success
+        chain.runner.faults = replace(chain.runner.faults, delay_s=0.0)
+        assert await cached("last") == 0
+        for timeout_s in (-1.0, 601.0, float("nan")):
+            refused = stub.FlushCache(smg_pb2.FlushCacheRequest(timeout_s=timeout_s))
+            assert (await code_of(refused))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_keys_are_asked_for_and_one_tenant_can_not_abort_anothers(
     default_model_path: Path, tmp_path: Path
 ) -> None:
@@ -210,6 +239,8 @@ async def test_keys_are_asked_for_and_one_tenant_can_not_abort_anothers(
         assert await code_of(stub.Generate(asked([5]))) == (grpc.StatusCode.UNAUTHENTICATED, "NO_API_KEY")
         events = stub.SubscribeKvEvents(smg_pb2.SubscribeKvEventsRequest(), metadata=as_alice)
         assert (await code_of(events))[0] == grpc.StatusCode.PERMISSION_DENIED
+        flush = stub.FlushCache(smg_pb2.FlushCacheRequest(), metadata=as_alice)
+        assert (await code_of(flush))[0] == grpc.StatusCode.PERMISSION_DENIED
         stream = aiter(stub.Generate(asked([5], name="one"), metadata=as_alice))
         assert (await anext(stream)).HasField("chunk")
         await stub.Abort(pb.AbortRequest(request_ids=["one"]), metadata=as_bob)

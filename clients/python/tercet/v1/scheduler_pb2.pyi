@@ -983,6 +983,49 @@ class SchedulerServicePinPrefixResponse(_message.Message):
 Global___SchedulerServicePinPrefixResponse: _TypeAlias = SchedulerServicePinPrefixResponse  # noqa: Y015
 
 @_typing.final
+class SchedulerServiceFlushCacheRequest(_message.Message):
+    """Empties the prefix cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServiceFlushCacheRequest: _TypeAlias = SchedulerServiceFlushCacheRequest  # noqa: Y015
+
+@_typing.final
+class SchedulerServiceFlushCacheResponse(_message.Message):
+    """Done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMOVED_BLOCKS_FIELD_NUMBER: _builtins.int
+    HELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    removed_blocks: _builtins.int
+    """Blocks that can't be found any more, on all executors."""
+    held_blocks: _builtins.int
+    """Blocks that can still be found, since requests that run hold them. Another call takes them once those have ended."""
+    def __init__(
+        self,
+        *,
+        removed_blocks: _builtins.int = ...,
+        held_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_blocks", b"held_blocks", "removed_blocks", b"removed_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerServiceFlushCacheResponse: _TypeAlias = SchedulerServiceFlushCacheResponse  # noqa: Y015
+
+@_typing.final
 class SchedulerServiceSetPolicyRequest(_message.Message):
     """Chooses a policy."""
 

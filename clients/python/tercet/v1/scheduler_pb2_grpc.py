@@ -79,6 +79,11 @@ class SchedulerServiceStub(object):
                 request_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixRequest.SerializeToString,
                 response_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixResponse.FromString,
                 _registered_method=True)
+        self.FlushCache = channel.unary_unary(
+                '/tercet.v1.SchedulerService/FlushCache',
+                request_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceFlushCacheRequest.SerializeToString,
+                response_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceFlushCacheResponse.FromString,
+                _registered_method=True)
         self.SetPolicy = channel.unary_unary(
                 '/tercet.v1.SchedulerService/SetPolicy',
                 request_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceSetPolicyRequest.SerializeToString,
@@ -155,6 +160,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FlushCache(self, request, context):
+        """Forgets every cached block that nobody holds, of all tenants, pinned ones too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetPolicy(self, request, context):
         """Chooses the policy by which waiting requests are ordered. Running ones stay.
         """
@@ -211,6 +223,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.PinPrefix,
                     request_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixRequest.FromString,
                     response_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixResponse.SerializeToString,
+            ),
+            'FlushCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushCache,
+                    request_deserializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceFlushCacheRequest.FromString,
+                    response_serializer=tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceFlushCacheResponse.SerializeToString,
             ),
             'SetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPolicy,
@@ -444,6 +461,33 @@ class SchedulerService(object):
             '/tercet.v1.SchedulerService/PinPrefix',
             tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixRequest.SerializeToString,
             tercet_dot_v1_dot_scheduler__pb2.SchedulerServicePinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tercet.v1.SchedulerService/FlushCache',
+            tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceFlushCacheRequest.SerializeToString,
+            tercet_dot_v1_dot_scheduler__pb2.SchedulerServiceFlushCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,8 @@ class SchedulerServiceStub:
     """Refuses new work from now on, and returns once the old work is done or the limit has passed."""
     PinPrefix: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServicePinPrefixRequest, _scheduler_pb2.SchedulerServicePinPrefixResponse]
     """Keeps a prompt's cached blocks for a while. Finds only what is cached already."""
+    FlushCache: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceFlushCacheRequest, _scheduler_pb2.SchedulerServiceFlushCacheResponse]
+    """Forgets every cached block that nobody holds, of all tenants, pinned ones too."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceSetPolicyRequest, _scheduler_pb2.SchedulerServiceSetPolicyResponse]
     """Chooses the policy by which waiting requests are ordered. Running ones stay."""
     Describe: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceDescribeRequest, _scheduler_pb2.SchedulerServiceDescribeResponse]
@@ -85,6 +87,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Refuses new work from now on, and returns once the old work is done or the limit has passed."""
     PinPrefix: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServicePinPrefixRequest, _scheduler_pb2.SchedulerServicePinPrefixResponse]  # type: ignore[assignment]
     """Keeps a prompt's cached blocks for a while. Finds only what is cached already."""
+    FlushCache: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceFlushCacheRequest, _scheduler_pb2.SchedulerServiceFlushCacheResponse]  # type: ignore[assignment]
+    """Forgets every cached block that nobody holds, of all tenants, pinned ones too."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceSetPolicyRequest, _scheduler_pb2.SchedulerServiceSetPolicyResponse]  # type: ignore[assignment]
     """Chooses the policy by which waiting requests are ordered. Running ones stay."""
     Describe: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SchedulerServiceDescribeRequest, _scheduler_pb2.SchedulerServiceDescribeResponse]  # type: ignore[assignment]
@@ -161,6 +165,14 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.SchedulerServicePinPrefixResponse, _abc.Awaitable[_scheduler_pb2.SchedulerServicePinPrefixResponse]]:
         """Keeps a prompt's cached blocks for a while. Finds only what is cached already."""
+
+    @_abc_1.abstractmethod
+    def FlushCache(
+        self,
+        request: _scheduler_pb2.SchedulerServiceFlushCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.SchedulerServiceFlushCacheResponse, _abc.Awaitable[_scheduler_pb2.SchedulerServiceFlushCacheResponse]]:
+        """Forgets every cached block that nobody holds, of all tenants, pinned ones too."""
 
     @_abc_1.abstractmethod
     def SetPolicy(
