@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels import sampling
+from kernels.memory import large_pages
 from kernels.sampling import Drawn, Greedy, SampledSequence
 
 
@@ -177,6 +178,10 @@ class Ops(Protocol):
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
         """Upper bound of what the ops allocate beyond their results in a step of so many rows and sequences, bytes."""
         ...
+
+    def page_memory(self, size: int) -> Tensor:
+        """uint8 [size], contents whatever, where the pages of the cache are to lie."""
+        return large_pages(size)
 
     def pack_decoder(self, layers: Sequence[DecoderLayer], eps: float) -> PackedDecoder:
         """For `decoder`. The layers' tensors are kept."""

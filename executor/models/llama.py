@@ -16,6 +16,8 @@ from executor.loading.gguf import MetadataValue, find, require
 from executor.models.model import ModelError
 from executor.models.rope import Rope, RopeTables, Yarn, rope_tables
 from executor.quant.native import NativeScheme, Part, unpermuted
+from executor.sizing.plan import activation_bytes
+from executor.sizing.shapes import ModelShape
 from kernels.ops import AttentionShape, DecoderLayer, DecoderStep, Ops, PackedMatrix
 from kernels.sampling import Greedy
 
@@ -47,14 +49,21 @@ class LlamaConfig:
     rope: Rope
 
     def activation_bytes(self, vocab_size: int, max_batched_tokens: int, max_sequences: int) -> int:
-        """Rows of floats, and logits.
+        return activation_bytes(self.shape(vocab_size), max_batched_tokens, max_sequences)
 
-        A product exists twice for a moment where a back end computes it in a narrower type; sampling works on one row
-        of logits at a time, in float64 with its keys and masks.
-        """
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        row = 5 * self.hidden + 2 * qkv + 3 * self.heads * self.head_dim + 6 * self.inner
-        return 4 * max_batched_tokens * row + 8 * max_sequences * vocab_size + 128 * vocab_size
+    def shape(self, vocab_size: int) -> ModelShape:
+        """For `executor.sizing`."""
+        return ModelShape(
+            name=PREFIX,
+            layers=self.layers,
+            hidden=self.hidden,
+            inner=self.inner,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            vocab=vocab_size,
+            context=self.context_length,
+        )
 
     def load(self, scheme: NativeScheme, ops: Ops, *, vocab_size: int, max_model_len: int) -> "Llama":
         tied = not scheme.has("output.weight")

@@ -74,6 +74,9 @@ class GpuOps(Ops):
         ]
         return PlainDecoder(tuple(moved), eps)
 
+    def page_memory(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.target.device)
+
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
         return attention.workspace_bytes(self.target, shape, max_rows, max_sequences)
 
