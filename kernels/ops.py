@@ -97,6 +97,20 @@ class PagedRows:
     block_tables: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeWork:
+    """A step of one row for each sequence, whose contents may change after it was planned, but not its sizes.
+
+    rows: query_start on the CPU; lengths and tables where the ops compute. items int32 [n, 8], merges int32 [m, 4]:
+    work as `kernels.gpu.device.attention` reads it; parts: how many states of split keys there are.
+    """
+
+    rows: PagedRows
+    items: Tensor
+    merges: Tensor
+    parts: int
+
+
 class AttentionPlan(Protocol):
     """What a back end derives from PagedRows once a step, for all layers. Only that back end may look inside."""
 
@@ -179,6 +193,10 @@ class Ops(Protocol):
         """Upper bound of what the ops allocate beyond their results in a step of so many rows and sequences, bytes."""
         ...
 
+    def resident(self, tensor: Tensor) -> Tensor:
+        """Where the ops compute: what every step reads of a model besides its weights."""
+        return tensor
+
     def page_memory(self, size: int) -> Tensor:
         """uint8 [size], contents whatever, where the pages of the cache are to lie."""
         return large_pages(size)
@@ -222,6 +240,10 @@ class Ops(Protocol):
     def plan_attention(self, rows: PagedRows, shape: AttentionShape) -> AttentionPlan:
         """Called once a step. Raises ValueError where sequence lengths, rows and tables do not fit together."""
         ...
+
+    def plan_decode(self, work: DecodeWork, shape: AttentionShape) -> AttentionPlan:
+        """As `plan_attention`. A back end whose steps are recorded reads contents when they run, not now."""
+        return self.plan_attention(work.rows, shape)
 
     def paged_attention(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: AttentionPlan, shape: AttentionShape, scale: float

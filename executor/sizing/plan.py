@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from executor.device.buckets import SPLIT, bucket_table
 from executor.sizing.devices import GIB, Device, PlanError
 from executor.sizing.formats import CacheFormat, Weights
 from executor.sizing.shapes import ModelShape
@@ -16,7 +17,6 @@ from executor.sizing.shapes import ModelShape
 RESERVE_FRACTION: Final = 0.04  # of a device's memory: its context, code, allocator; an allowance, not a measurement
 _GRAPH_BYTES: Final = 16 << 10  # of one recorded launch; likewise
 _LAUNCHES: Final = 10  # of a layer
-_SPLIT: Final = 256  # keys, as in kernels.gpu.target
 _TILE: Final = 64  # rows of a tile of attention there
 DECODE_BATCHES: Final = (1, 8, 64, 256)
 PREFILL_TOKENS: Final = (1024, 8192)
@@ -172,12 +172,13 @@ def activation_bytes(shape: ModelShape, max_batched_tokens: int, max_sequences: 
 def split_state_bytes(processors: int, head_dim: int, context: int) -> int:
     """Fewer than two tiles a processor are ever split, each into the parts of the longest sequence."""
     pad = max(16, 1 << (head_dim - 1).bit_length())
-    return 2 * processors * -(-context // _SPLIT) * 4 * _TILE * (pad + 2)
+    return 2 * processors * -(-context // SPLIT) * 4 * _TILE * (pad + 2)
 
 
 def graph_bytes(ask: Ask) -> int:
-    buckets = ask.max_sequences.bit_length() + 1
-    return buckets * (ask.shape.layers * _LAUNCHES + 8) * _GRAPH_BYTES
+    """Of every step that is recorded."""
+    table = bucket_table(ask.max_sequences, ask.context, ask.shape.kv_heads, ask.device.processors)
+    return len(table) * (ask.shape.layers * _LAUNCHES + 8) * _GRAPH_BYTES
 
 
 def decode_ceiling(ask: Ask, batch: int, context: int, pool_tokens: int) -> Ceiling:
