@@ -4,6 +4,7 @@ Owns: the pages, and the division of a memory budget. Must not know: which seque
 Invariant: the pool is allocated whole, once; a page's content means nothing until a step writes it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -98,8 +99,9 @@ def plan_memory(
     )
 
 
-def allocate_pool(shape: KvShape, plan: MemoryPlan) -> KvPool:
-    """Zeroed, so that the memory is there now, not when the pool first fills up."""
+def allocate_pool(shape: KvShape, plan: MemoryPlan, allocate: Callable[[int], Tensor] = large_pages) -> KvPool:
+    """Zeroed, so that the memory is there now, not when the pool first fills up. allocate: uint8 of so many bytes,
+    where the back end reads pages."""
     page = (plan.total_blocks, plan.block_size, shape.kv_heads, shape.head_dim)
-    pages = large_pages(plan.pool_bytes).zero_().view(shape.dtype).view(shape.layers, 2, *page)
+    pages = allocate(plan.pool_bytes).zero_().view(shape.dtype).view(shape.layers, 2, *page)
     return KvPool(keys=tuple(pages[:, 0]), values=tuple(pages[:, 1]))

@@ -89,6 +89,14 @@ class Runner:
         self._slots.clear()
 
     @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def ops(self) -> Ops:
+        return self._ops
+
+    @property
     def live_sequences(self) -> int:
         return self._slots.live
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels import sampling
+from kernels.memory import large_pages
 from kernels.sampling import Drawn, Greedy, SampledSequence
 
 
@@ -94,6 +95,20 @@ class PagedRows:
     query_start: Tensor
     seq_lens: Tensor
     block_tables: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeWork:
+    """A step of one row for each sequence, whose contents may change after it was planned, but not its sizes.
+
+    rows: query_start on the CPU; lengths and tables where the ops compute. items int32 [n, 8], merges int32 [m, 4]:
+    work as `kernels.gpu.device.attention` reads it; parts: how many states of split keys there are.
+    """
+
+    rows: PagedRows
+    items: Tensor
+    merges: Tensor
+    parts: int
 
 
 class AttentionPlan(Protocol):
@@ -178,6 +193,14 @@ class Ops(Protocol):
         """Upper bound of what the ops allocate beyond their results in a step of so many rows and sequences, bytes."""
         ...
 
+    def resident(self, tensor: Tensor) -> Tensor:
+        """Where the ops compute: what every step reads of a model besides its weights."""
+        return tensor
+
+    def page_memory(self, size: int) -> Tensor:
+        """uint8 [size], contents whatever, where the pages of the cache are to lie."""
+        return large_pages(size)
+
     def pack_decoder(self, layers: Sequence[DecoderLayer], eps: float) -> PackedDecoder:
         """For `decoder`. The layers' tensors are kept."""
         return PlainDecoder(tuple(layers), eps)
@@ -217,6 +240,10 @@ class Ops(Protocol):
     def plan_attention(self, rows: PagedRows, shape: AttentionShape) -> AttentionPlan:
         """Called once a step. Raises ValueError where sequence lengths, rows and tables do not fit together."""
         ...
+
+    def plan_decode(self, work: DecodeWork, shape: AttentionShape) -> AttentionPlan:
+        """As `plan_attention`. A back end whose steps are recorded reads contents when they run, not now."""
+        return self.plan_attention(work.rows, shape)
 
     def paged_attention(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: AttentionPlan, shape: AttentionShape, scale: float

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "run": Command("send one prompt and print the answer", "services.commands.run"),
     "pull": Command("fetch a model of the catalogue", "services.commands.pull"),
     "models": Command("list the catalogue", "services.commands.models"),
+    "plan": Command("what a model takes of a device, and how fast it could be", "services.commands.plan"),
     "export-tokenizer": Command("write the tokenizer as files for other tools", "services.commands.export_tokenizer"),
     "eval": Command("measure a model's quality: perplexity", "services.evaluate.__main__"),
     "ps": Command("list the requests of a scheduler, and what each waits for", "services.commands.ps"),

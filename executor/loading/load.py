@@ -13,6 +13,7 @@ from executor.cache import KvShape, allocate_pool, plan_memory
 from executor.grammar.engine import GrammarVocabulary, engine_version
 from executor.grammar.grammars import Grammars
 from executor.loading.gguf import GgufError, GgufFile, find, open_gguf
+from executor.loading.shortage import POOL, WEIGHTS, naming, start_table
 from executor.models.model import ModelError
 from executor.models.table import read_model_config
 from executor.quant.table import SCHEMES
@@ -72,7 +73,13 @@ def load_runner(
             kv_memory_bytes=kv_memory_bytes,
             total_blocks=total_blocks,
         )
-        model = config.load(SCHEMES[scheme](file, ops), ops, vocab_size=vocab_size, max_model_len=plan.max_model_len)
+        stored = sum(len(file.raw(name)) for name in file.tensors)
+        table = start_table(stored, plan.temporary_bytes, plan.pool_bytes)
+        with naming(table, WEIGHTS):
+            found = SCHEMES[scheme](file, ops)
+            model = config.load(found, ops, vocab_size=vocab_size, max_model_len=plan.max_model_len)
+    with naming(table, POOL):
+        pool = allocate_pool(kv, plan, ops.page_memory)
     capacity = Capacity(
         block_size=block_size,
         total_blocks=plan.total_blocks,
@@ -93,7 +100,7 @@ def load_runner(
     return Runner(
         model=model,
         ops=ops,
-        pool=allocate_pool(kv, plan),
+        pool=pool,
         capacity=capacity,
         memory=plan,
         model_hash=model_hash,

@@ -16,7 +16,9 @@ from executor.loading.gguf import MetadataValue, find, require
 from executor.models.model import ModelError
 from executor.models.rope import Rope, RopeTables, Yarn, rope_tables
 from executor.quant.native import NativeScheme, Part, unpermuted
-from kernels.ops import AttentionShape, DecoderLayer, DecoderStep, Ops, PackedMatrix
+from executor.sizing.plan import activation_bytes
+from executor.sizing.shapes import ModelShape
+from kernels.ops import AttentionPlan, AttentionShape, DecoderLayer, DecoderStep, Ops, PackedMatrix
 from kernels.sampling import Greedy
 
 PREFIX = "llama"
@@ -47,14 +49,21 @@ class LlamaConfig:
     rope: Rope
 
     def activation_bytes(self, vocab_size: int, max_batched_tokens: int, max_sequences: int) -> int:
-        """Rows of floats, and logits.
+        return activation_bytes(self.shape(vocab_size), max_batched_tokens, max_sequences)
 
-        A product exists twice for a moment where a back end computes it in a narrower type; sampling works on one row
-        of logits at a time, in float64 with its keys and masks.
-        """
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        row = 5 * self.hidden + 2 * qkv + 3 * self.heads * self.head_dim + 6 * self.inner
-        return 4 * max_batched_tokens * row + 8 * max_sequences * vocab_size + 128 * vocab_size
+    def shape(self, vocab_size: int) -> ModelShape:
+        """For `executor.sizing`."""
+        return ModelShape(
+            name=PREFIX,
+            layers=self.layers,
+            hidden=self.hidden,
+            inner=self.inner,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            vocab=vocab_size,
+            context=self.context_length,
+        )
 
     def load(self, scheme: NativeScheme, ops: Ops, *, vocab_size: int, max_model_len: int) -> "Llama":
         tied = not scheme.has("output.weight")
@@ -127,27 +136,35 @@ class Llama:
         self._decoder = ops.pack_decoder(layers, config.eps)
         self._norm = norm
         self._head = head
-        self._tables = tables
+        self._cos, self._sin = ops.resident(tables.cos), ops.resident(tables.sin)
 
     def forward(self, batch: Batch, pool: KvPool) -> Tensor:
-        ops, config = self._ops, self.config
-        shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, pool.keys[0].shape[1])
+        plan = self._ops.plan_attention(batch.rows, self._shape(pool))
+        return self.compute(batch.token_ids, batch.positions, batch.slot_mapping, plan, pool)
+
+    def compute(
+        self, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor, plan: AttentionPlan, pool: KvPool
+    ) -> Tensor:
         step = DecoderStep(
-            cos=self._tables.cos[batch.positions],
-            sin=self._tables.sin[batch.positions],
-            slot_mapping=batch.slot_mapping,
-            plan=ops.plan_attention(batch.rows, shape),
-            shape=shape,
-            scale=config.head_dim**-0.5,
+            cos=self._cos[positions],
+            sin=self._sin[positions],
+            slot_mapping=slot_mapping,
+            plan=plan,
+            shape=self._shape(pool),
+            scale=self.config.head_dim**-0.5,
         )
-        x = ops.embedding(batch.token_ids, self._embedding)
-        return ops.decoder(x, self._decoder, pool.keys, pool.values, step)
+        x = self._ops.embedding(token_ids, self._embedding)
+        return self._ops.decoder(x, self._decoder, pool.keys, pool.values, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._ops.head_logits(hidden, self._norm, self.config.eps, self._head)
 
     def greedy(self, hidden: Tensor) -> Greedy:
         return self._ops.head_greedy(hidden, self._norm, self.config.eps, self._head)
+
+    def _shape(self, pool: KvPool) -> AttentionShape:
+        config = self.config
+        return AttentionShape(config.heads, config.kv_heads, config.head_dim, pool.keys[0].shape[1])
 
 
 def _load_layer(config: LlamaConfig, scheme: NativeScheme, index: int) -> DecoderLayer:

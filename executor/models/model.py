@@ -7,7 +7,7 @@ from torch import Tensor
 from executor.batch import Batch
 from executor.cache import KvPool
 from executor.quant.native import NativeScheme
-from kernels.ops import Ops
+from kernels.ops import AttentionPlan, Ops
 from kernels.sampling import Greedy
 
 
@@ -25,6 +25,12 @@ class Model(Protocol):
 
     def forward(self, batch: Batch, pool: KvPool) -> Tensor:
         """Writes the batch's keys and values to the pool. -> float32 [T, hidden], before the final norm."""
+        ...
+
+    def compute(
+        self, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor, plan: AttentionPlan, pool: KvPool
+    ) -> Tensor:
+        """As `forward`, of rows that are planned already. int64 [T] each, where the ops compute."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from kernels.ops import (
     AttentionShape,
     DecoderLayer,
     DecoderStep,
+    DecodeWork,
     Ops,
     PackedDecoder,
     PackedMatrix,
@@ -73,6 +74,12 @@ class GpuOps(Ops):
             for layer in layers
         ]
         return PlainDecoder(tuple(moved), eps)
+
+    def resident(self, tensor: Tensor) -> Tensor:
+        return self._here(tensor)
+
+    def page_memory(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.target.device)
 
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
         return attention.workspace_bytes(self.target, shape, max_rows, max_sequences)
@@ -165,6 +172,17 @@ class GpuOps(Ops):
     def plan_attention(self, rows: PagedRows, shape: AttentionShape) -> AttentionPlan:
         check_paged_rows(rows, shape)
         return attention.plan(self.target, rows, shape)
+
+    def plan_decode(self, work: DecodeWork, shape: AttentionShape) -> AttentionPlan:
+        return attention.GpuPlan(
+            rows=work.rows,
+            shape=shape,
+            window=0,
+            items=work.items,
+            merges=work.merges,
+            tables=work.rows.block_tables,
+            parts=work.parts,
+        )
 
     def paged_attention(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: AttentionPlan, shape: AttentionShape, scale: float

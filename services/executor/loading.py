@@ -134,7 +134,9 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
     vocabulary = _read_vocabulary(resolved)
 
     # Here and not above: a process with a fake runner does without torch, and a bad setting is told at once.
+    from executor.cache import MemoryPlanError
     from executor.loading.load import load_runner
+    from executor.loading.shortage import TEMPORARIES, naming, start_table
     from executor.slots import StepError
     from kernels.cpu.build import BuildError
 
@@ -163,7 +165,12 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
         raise StartError(
             f"model {resolved.name}: the tokenizer has {len(vocabulary.tokens)} ids, the weights {capacity.vocab_size}"
         )
-    runner.warm_up()
+    try:
+        memory = runner.memory
+        with naming(start_table(runner.weight_bytes, memory.temporary_bytes, memory.pool_bytes), TEMPORARIES):
+            runner.warm_up()
+    except MemoryPlanError as error:
+        raise StartError(f"model {resolved.name}: {error}") from error
     model = ModelIdentity(
         name=resolved.name,
         model_hash=runner.model_hash,
