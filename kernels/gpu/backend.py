@@ -13,9 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels import sampling
 from kernels.checks import check_linear, check_paged_rows
-from kernels.gpu import attention, by_rows
+from kernels.gpu import attention, by_rows, draws
 from kernels.gpu.device.rope import cache_write_kernel, rope_cache_kernel
 from kernels.gpu.device.rows import embedding_kernel
 from kernels.gpu.launch import Launch
@@ -250,10 +249,12 @@ class GpuOps(Ops):
         return super().decoder(self._here(x), decoder, k_pages, v_pages, here)
 
     def head_greedy(self, x: Tensor, norm: Tensor, eps: float, head: PackedMatrix) -> Greedy:
-        return sampling.greedy(self.head_logits(x, norm, eps, head))
+        return draws.greedy(self.target, self.head_logits(x, norm, eps, head))
 
     def sample(self, logits: Tensor, sequences: Sequence[SampledSequence]) -> list[Drawn]:
-        return sampling.sample(logits.cpu(), sequences)
+        logits = self._here(logits)
+        orders = draws.orders_of(sequences, logits.shape[1]).to(self.target.device)
+        return draws.draw(self.target, logits, orders).read(sequences)
 
     # -- kernels ------------------------------------------------------------------------------------------------------
 

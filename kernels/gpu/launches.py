@@ -12,8 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.gpu import attention
+from kernels.gpu import attention, draws
 from kernels.gpu.backend import GpuOps
+from kernels.gpu.device.draw import NUMBERS, ORDER
 from kernels.gpu.launch import Launch
 from kernels.gpu.pack import GpuMatrix, chunk_columns
 from kernels.gpu.pages import PAGE_FORMATS
@@ -29,7 +30,7 @@ _PROCESSORS: Final = {80: 108, 89: 128, 90: 132, 100: 148}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """bound: what limits the kernel on a GPU, memory or products."""
+    """bound: what limits the kernel on a GPU: memory, products, or scattered single words."""
 
     name: str
     bound: str
@@ -54,6 +55,7 @@ def cases(arch: int) -> Iterator[Case]:
     yield from _product_cases(arch)
     yield from _attention_cases(arch)
     yield from _row_cases(arch)
+    yield from _draw_cases(arch)
 
 
 def _product_cases(arch: int) -> Iterator[Case]:
@@ -136,6 +138,28 @@ def _row_cases(arch: int) -> Iterator[Case]:
         tensor = torch.empty(64, *pages.page(16, SHAPE.kv_heads, SHAPE.head_dim), dtype=pages.dtype, device=META)
         launches = _recorded(arch, partial(_rotated, qkv=qkv, angles=angles, pages=tensor, slots=ids), page)
         yield Case(f"rope and cache write {page}", "memory", launches[0])
+
+
+def _draw_cases(arch: int) -> Iterator[Case]:
+    logits = _rows(8, VOCAB, torch.float32)
+    integers = torch.empty(4096, dtype=torch.int32, device=META)
+    orders = draws.Orders(
+        orders=torch.empty(8, ORDER.value, dtype=torch.int64, device=META),
+        numbers=torch.empty(8, NUMBERS.value, dtype=torch.float64, device=META),
+        tokens=integers,
+        bias_ids=integers,
+        biases=torch.empty(4096, device=META),
+        bans=integers,
+        mask_words=integers,
+        longest=4096,
+        top_width=20,
+        adjusts=True,
+    )
+    found = _recorded(arch, lambda ops: draws.draw(ops.target, logits, orders).token_ids)
+    names = (("count of seen tokens", "scattered"), ("adjusted logits", "memory"), ("draw", "memory"))
+    for (name, bound), launch in zip(names, found, strict=True):
+        yield Case(name, bound, launch)
+    yield Case("greedy", "memory", _recorded(arch, lambda ops: draws.greedy(ops.target, logits).token_ids)[0])
 
 
 def _product(ops: GpuOps, x: Tensor, weight: GpuMatrix, residual: Tensor) -> Tensor:

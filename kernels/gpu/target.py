@@ -68,6 +68,10 @@ class Target:
         """Heads of rows that a program rotates or writes to pages."""
         return 512 if self.interpret else 8
 
+    def draw_block(self, vocab: int) -> int:
+        """Logits that a program takes at a time."""
+        return 1 << (vocab - 1).bit_length() if self.interpret else 2048
+
     @property
     def operand_type(self) -> tl.dtype:
         return _TRITON_TYPES[self.operand]

@@ -1,10 +1,13 @@
 """What Triton's compiler makes of the GPU kernels, read from the code for a real GPU that need not be here."""
 
+import math
 import os
+import re
+import struct
 
 import pytest
 
-from kernels.gpu.compiled import SHARED_LIMIT, Compiled, inspect
+from kernels.gpu.compiled import SHARED_LIMIT, Compiled, compile_launch, inspect
 from kernels.gpu.launches import Case, cases
 
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -39,3 +42,16 @@ def test_a_spill_and_a_missing_instruction_would_show() -> None:
     assert set(product.tensor) == {"wgmma"}
     older = {case.name: case for case in cases(80)}["linear bf16, 4096 rows"]
     assert set(inspect(older.launch, 80).tensor) == {"mma"}
+
+
+def test_a_draw_rounds_as_the_cpu_does() -> None:
+    """Its float64 has no fused multiply-add, divides exactly, and holds the constants of `kernels.written_out`, some
+    with the other sign where the compiler adds instead of subtracting."""
+    code = compile_launch({case.name: case for case in cases(90)}["draw"].launch, 90).asm["ptx"]
+    assert "fma.rn.f64" not in code
+    assert set(re.findall(r"\bdiv\S*", code)) == {"div.rn.f64"}
+    series = [1 / odd for odd in range(3, 22, 2)] + [1 / math.factorial(n) for n in range(14)]
+    named = (math.log(2), 1 / math.log(2), 0.6931467056274414, 4.7493250390316726e-07)
+    for value in (*series, *named):
+        written = [f"0d{struct.pack('>d', each).hex().upper()}" for each in (value, -value)]
+        assert any(each in code for each in written), value
