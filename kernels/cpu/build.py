@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kernels.cpu.tiles import TILE_FLAGS, tiles_granted
+
 NATIVE: Final = Path(__file__).parent / "native"
 READY_MADE: Final = Path(__file__).parent / "built"  # of an installation that brings its libraries along
 X86: Final = ("x86_64", "AMD64")
@@ -59,17 +61,24 @@ class InstructionSet:
 
 
 _AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
+_AVX512: Final = InstructionSet(
+    "avx512",
+    frozenset(("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16")),
+    (
+        *_AVX2,
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16"),
+        "-DTERCET_AVX512",
+    ),
+)
+AMX: Final = InstructionSet(
+    "amx",
+    _AVX512.cpu_flags | TILE_FLAGS,
+    (*_AVX512.compiler_flags, "-mamx-tile", "-mamx-int8", "-DTERCET_AMX"),
+)
 # The first that a CPU can run is the best for it.
 INSTRUCTION_SETS: Final = (
-    InstructionSet(
-        "avx512",
-        frozenset(("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16")),
-        (
-            *_AVX2,
-            *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16"),
-            "-DTERCET_AVX512",
-        ),
-    ),
+    AMX,
+    _AVX512,
     InstructionSet("avx2", frozenset(("avx2", "fma", "f16c")), (*_AVX2, "-DTERCET_AVX2")),
     InstructionSet("generic", frozenset(), ()),
 )
@@ -101,15 +110,16 @@ def choose(name: str | None, cpu_flags: frozenset[str]) -> InstructionSet:
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Empty where the system does not tell: then everything but `generic` is out of reach."""
+    """What this process may use. Empty where the system does not tell: then all but `generic` is out of reach."""
     if platform.machine() not in X86:
         return frozenset()
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return frozenset()
-    flags = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
-    return frozenset(next(flags, ()))
+    lists = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
+    flags = frozenset(next(lists, ()))
+    return flags if flags >= TILE_FLAGS and tiles_granted() else flags - TILE_FLAGS
 
 
 def find_compiler(wanted: str | None = None) -> Compiler:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import torch
 
-from kernels.cpu.build import InstructionSet, built_library, cache_directory, choose, cpu_flags, source_digest
+from kernels.cpu.build import AMX, InstructionSet, built_library, cache_directory, choose, cpu_flags, source_digest
+from kernels.cpu.tiles import TILE_FLAGS
 
 POINTER: Final = ctypes.c_void_p
 INT: Final = ctypes.c_int
@@ -41,7 +42,16 @@ class Library:
 
 def load_library(isa: str | None = None, cache: Path | None = None, compiler: str | None = None) -> Library:
     """isa: a name of `build.INSTRUCTION_SETS`, None for the best. Raises ValueError, BuildError, OSError."""
-    chosen = choose(isa, cpu_flags())
+    flags = cpu_flags()
+    library = _load(choose(isa, flags), cache, compiler)
+    if library.isa is AMX and not library.bind("tercet_tiles_work", INT)():
+        if isa is not None:
+            raise ValueError(f"this machine grants tiles but cannot run {AMX.name!r}")
+        library = _load(choose(None, flags - TILE_FLAGS), cache, compiler)
+    return library
+
+
+def _load(chosen: InstructionSet, cache: Path | None, compiler: str | None) -> Library:
     path = built_library(chosen, cache if cache is not None else cache_directory(os.environ), compiler)
     return Library(ctypes.CDLL(str(path)), chosen, source_digest())
 

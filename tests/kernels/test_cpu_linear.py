@@ -106,7 +106,7 @@ def entering(x: Tensor, matrix: PanelMatrix, isa: str) -> Tensor:
     (format,) = set(matrix.formats)
     if format.integer:
         return rounded(x, matrix.planes)
-    return (x.to(torch.bfloat16) if format is Format.FLOATS_BRAIN and isa == "avx512" else x).double()
+    return (x.to(torch.bfloat16) if format is Format.FLOATS_BRAIN and isa in ("amx", "avx512") else x).double()
 
 
 def assert_close(actual: Tensor, x: Tensor, weights: Tensor) -> None:

@@ -12,18 +12,21 @@ from kernels.backends import BackendSettings, load
 from kernels.cpu import build
 from kernels.cpu.build import BuildError, NoCompilerError
 from kernels.cpu.cores import available_cores
-from kernels.cpu.library import INT, LONG, POINTER, Team, load_library
+from kernels.cpu.library import INT, LONG, POINTER, Library, Team, load_library
+from kernels.cpu.tiles import TILE_FLAGS
 
 MODERN = frozenset(flag for isa in build.INSTRUCTION_SETS for flag in isa.cpu_flags)
+RUNNABLE = [isa.name for isa in build.runnable(build.cpu_flags())]
 
 
 def test_the_best_instruction_set_that_the_cpu_can_run_is_chosen() -> None:
-    assert [isa.name for isa in build.runnable(MODERN)] == ["avx512", "avx2", "generic"]
-    assert build.choose(None, MODERN).name == "avx512"
+    assert [isa.name for isa in build.runnable(MODERN)] == ["amx", "avx512", "avx2", "generic"]
+    assert build.choose(None, MODERN).name == "amx"
+    assert build.choose(None, MODERN - {"amx_int8"}).name == "avx512"
     assert build.choose(None, MODERN - {"avx512_vnni"}).name == "avx2"
     assert build.choose(None, frozenset()).name == "generic"
     assert build.choose("generic", MODERN).name == "generic"
-    with pytest.raises(ValueError, match="unknown instruction set 'sse'; there are avx512, avx2, generic"):
+    with pytest.raises(ValueError, match="unknown instruction set 'sse'; there are amx, avx512, avx2, generic"):
         build.choose("sse", MODERN)
     with pytest.raises(ValueError, match="cannot run 'avx512': it lacks avx512_bf16, avx512_vnni"):
         build.choose("avx512", MODERN - {"avx512_vnni", "avx512_bf16"})
@@ -36,6 +39,31 @@ def test_cpu_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.cpu_flags(tmp_path / "none") == frozenset()
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert build.cpu_flags(tmp_path / "cpuinfo") == frozenset()
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_tiles_count_only_where_the_system_grants_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: bool
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "tiles_granted", lambda: granted)
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2 amx_tile amx_int8\n")
+    assert build.cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx2"} | (TILE_FLAGS if granted else set())
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2 amx_tile\n")
+    assert build.cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx2"}
+
+
+@pytest.mark.skipif("amx" not in RUNNABLE, reason="no tiles")
+def test_where_tiles_do_not_work_the_next_instruction_set_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(self: Library, name: str, *signature: object) -> object:
+        assert name == "tercet_tiles_work" and self.isa is build.AMX
+        return lambda: 0
+
+    assert load_library().isa is build.AMX
+    monkeypatch.setattr(Library, "bind", bind)
+    assert load_library().isa.name == "avx512"
+    with pytest.raises(ValueError, match="grants tiles but cannot run 'amx'"):
+        load_library("amx")
 
 
 def test_cache_directory() -> None:

@@ -35,7 +35,7 @@ def _size(values: Tensor) -> float:
 
 def narrowest(ops: Ops, *formats: GgmlType) -> torch.dtype:
     """That activations are rounded to where they meet weights of these formats."""
-    if ops.name == "cpu" and GgmlType.BF16 in formats and ops.instruction_set().startswith("avx512"):
+    if ops.name == "cpu" and GgmlType.BF16 in formats and ops.instruction_set().startswith(("amx", "avx512")):
         return torch.bfloat16
     if ops.name == "cpu" and any(f not in FLOAT_FORMATS for f in formats):
         return torch.int8 if ops.instruction_set().endswith(" 8bit") else torch.int16

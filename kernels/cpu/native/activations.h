@@ -79,10 +79,11 @@ struct QuantizedRows {
     }
 
     // Where total, half, scale and q lie in one buffer, each aligned to 64 bytes; `bytes` is its size. In the room for
-    // some planes fewer fit too.
+    // some planes fewer fit too. Behind q as many bytes may be read as a tile of one row and plane lacks (tiles.h).
     static int64_t bytes(int rows, int cols, int planes) {
         const int64_t groups = ceil_div(cols, GROUP), spans = ceil_div(cols, SPAN);
-        return 2 * aligned(rows * groups * 4) + aligned(rows * spans * 4) + aligned(rows * groups * planes * GROUP);
+        return 2 * aligned(rows * groups * 4) + aligned(rows * spans * 4) + aligned(rows * groups * planes * GROUP) +
+               TILE * GROUP;
     }
     static QuantizedRows in(void* buffer, int rows, int cols, int planes) {
         const int64_t groups = ceil_div(cols, GROUP), spans = ceil_div(cols, SPAN);

@@ -40,6 +40,7 @@ inline bool any_above(Lanes values, float most) {
 // out [rows of the tile]: of the rows of the matrix in these panels. Few of them hold a larger logit than those before,
 // so mostly one comparison is all that a panel costs.
 inline void head_likeliest(const Matrix& head, const Activations& x, Range panels, int tile, Likeliest* out) {
+    const Tiles own(want_tiles(head, x.rows));
     const int width = Tiling{x.rows}.width(tile);
     for (int t = 0; t < width; t++) out[t] = {};
     alignas(64) float sums[TILE * PANEL];

@@ -1,5 +1,5 @@
-// The instruction set that this library is built for: exactly one of TERCET_AVX512, TERCET_AVX2 or neither is defined
-// (kernels/cpu/build.py). A header chooses by it behind one small function of each op.
+// The instruction set that this library is built for: exactly one of TERCET_AVX512, TERCET_AVX2 or neither is defined,
+// with the first perhaps TERCET_AMX (kernels/cpu/build.py). A header chooses by it behind one small function of each op.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 
 #include "gate.h"
 #include "sums.h"
+#include "tiles.h"
 
 namespace tercet {
 
@@ -30,12 +31,16 @@ struct Result {
     int64_t residual_pitch;
 };
 
-// sums [rows of the tile][PANEL].
+// sums [rows of the tile][PANEL]. The thread has its Tiles.
 inline void sum_panel(const Panel& panel, int cols, const Activations& x, int tile, float* sums) {
     const Tiling tiling{x.rows};
     const int width = tiling.width(tile), most = widest(panel.format);
     if (is_integer(panel.format)) {
         const QuantizedTile rows = x.quantized.tile(tile);
+#if defined(TERCET_AMX)
+        if (is_tiled(panel.format, rows))
+            return tiled_sums(panel.format, rows.planes, rows.width)(panel.data, ceil_div(cols, GROUP), rows, sums);
+#endif
         const AddUp* add_up = integer_sums(panel.format, rows.planes);
         for (int t = 0, n; t < width; t += n) {
             n = width - t < most ? width - t : most;
@@ -60,6 +65,7 @@ inline Lanes load_some(const float* from, int count) { return count == LANES ? l
 
 inline void linear(const Matrix& matrix, const Activations& x, Range panels, Range tiles, const Result& result) {
     const Tiling tiling{x.rows};
+    const Tiles own(want_tiles(matrix, x.rows));
     for (int tile = tiles.begin; tile < tiles.end; tile++)
         for (int p = panels.begin; p < panels.end; p++) {
             const Panel& panel = matrix.panels[p];
@@ -96,6 +102,7 @@ inline void gated_panel(const Matrix& matrix, const Activations& x, int pair, in
 // pairs: panels of the gate, each with its panel of up. out [rows][pitch]. Only if is_gated(matrix).
 inline void gated(const Matrix& matrix, const Activations& x, Range pairs, Range tiles, float* out, int64_t pitch) {
     const Tiling tiling{x.rows};
+    const Tiles own(want_tiles(matrix, x.rows));
     for (int tile = tiles.begin; tile < tiles.end; tile++)
         for (int pair = pairs.begin; pair < pairs.end; pair++)
             gated_panel(matrix, x, pair, tile,
@@ -111,6 +118,7 @@ inline bool gated_spans(const Matrix& matrix) {
 
 inline void gated(const Matrix& matrix, const Activations& x, Range spans, Range tiles, const QuantizedRows& out) {
     const Tiling tiling{x.rows};
+    const Tiles own(want_tiles(matrix, x.rows));
     for (int tile = tiles.begin; tile < tiles.end; tile++)
         for (int span = spans.begin; span < spans.end; span++) {
             alignas(64) float values[TILE * SPAN];
