@@ -56,7 +56,8 @@ def test_tiles_count_only_where_the_system_grants_them(
 @pytest.mark.skipif("amx" not in RUNNABLE, reason="no tiles")
 def test_where_tiles_do_not_work_the_next_instruction_set_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     def bind(self: Library, name: str, *signature: object) -> object:
-        assert name == "tercet_tiles_work" and self.isa is build.AMX
+        assert name == "tercet_tiles_work"
+        assert self.isa is build.AMX
         return lambda: 0
 
     assert load_library().isa is build.AMX
