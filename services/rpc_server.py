@@ -27,6 +27,7 @@ from services.keys import Principal
 from services.rpc_errors import cap, code_from_number, status_code, to_grpc_status
 from services.rpc_stream import deliver
 
+IDENTIFYING: Final = frozenset({names.MD_REQUEST_ID, names.MD_TENANT, names.MD_PRIORITY, names.MD_AUTHORIZATION})
 REQUEST_ID_FORMAT: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 # The RPC conventions: other codes are the caller's doing and leave a server span's status unset.
@@ -222,6 +223,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         async def wrapped(request: Any, inner: "grpc.aio.ServicerContext[Any, Any]") -> bytes | None:
             context = ServerContext(inner, self._open(details.method, details.invocation_metadata))
             try:
+                _check_once(details.invocation_metadata)
                 _check_request_id(context.call)
                 context.call = self._identified(context.call)
                 message = request if handler.request_streaming else decode(request)
@@ -332,6 +334,14 @@ def _cancelled_from_outside() -> bool:
     """Whether this call's task was cancelled; a CancelledError without that is a defect of the handler."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _check_once(metadata: Sequence[tuple[str, str | bytes]]) -> None:
+    """Of two values neither may win in silence: a proxy may have added the one, and the caller sent the other."""
+    seen: dict[str, str | bytes] = {}
+    for key, value in metadata:
+        if key in IDENTIFYING and seen.setdefault(key, value) != value:
+            raise InvalidArgument(f"the metadata {key} comes twice with different values", field=key)
 
 
 def _check_request_id(call: CallContext) -> None:

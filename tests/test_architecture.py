@@ -1,5 +1,6 @@
 """What keeps the shape: import contracts, light processes, generated code, documentation that is made from code."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,38 @@ def test_nothing_speaks_of_how_it_was_made() -> None:
                 text = file.read_text()
                 found += [f"{file.relative_to(ROOT)}: {word}" for word in words if word in text]
     assert not found
+
+
+def test_no_service_forks() -> None:
+    """A fork behind gRPC or OpenTelemetry hangs: other processes are programs, or spawned."""
+    wrong = []
+    for package in ("services", "executor", "kernels", "clients/python/tercet"):
+        for file in (ROOT / package).rglob("*.py"):
+            text = file.read_text()
+            if re.search(r"\bfork\(|forkpty|preexec_fn|get_context\(\)|context\(.fork.\)", text):
+                wrong.append(str(file.relative_to(ROOT)))
+            if re.search(r"\b(multiprocessing|ProcessPoolExecutor)\b", text) and '"spawn"' not in text:
+                wrong.append(str(file.relative_to(ROOT)))
+    assert not wrong
+
+
+def test_the_tests_that_the_documentation_names_are_there() -> None:
+    text = (ROOT / "docs" / "testing.md").read_text()
+    section = text[text.index("## Reports of users") : text.index("## Chaos and mutations")]
+    sources = {file.name: file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}
+    missing, seen = [], 0
+    for row in section.splitlines():
+        for shown in re.findall(r"`([^`]+)`", row):
+            name, _, test = shown.rpartition(": ")
+            if not (name or "_" in shown) or shown.startswith("<"):
+                continue
+            seen += 1
+            if test.endswith(".py"):
+                found = test in sources
+            elif name:
+                found = f"def test_{test.removesuffix('...')}" in sources.get(name, "")
+            else:
+                found = any(f"def test_{test.removesuffix('...')}" in source for source in sources.values())
+            missing += [] if found else [shown]
+    assert not missing
+    assert seen > 80

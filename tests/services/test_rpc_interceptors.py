@@ -341,6 +341,25 @@ async def test_request_id_is_made_when_absent_and_refused_when_malformed(bench: 
         assert error.metadata["request_id"] != bad
 
 
+async def test_metadata_that_comes_twice_is_refused_unless_it_says_the_same(bench: Bench) -> None:
+    seen = []
+
+    async def handler(request: bytes, context: Any) -> bytes:
+        seen.append(call_context(context).metadata)
+        return b""
+
+    bench.handlers["unary_unary"] = handler
+    for name in (names.MD_REQUEST_ID, names.MD_TENANT, names.MD_PRIORITY, names.MD_AUTHORIZATION):
+        for values in (("1", "2"), ("2", "1")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await bench.call("unary_unary")(b"", metadata=[(name, value) for value in values])
+            error = from_rpc_error(caught.value)
+            assert isinstance(error, InvalidArgument)
+            assert error.field == name
+        await bench.call("unary_unary")(b"", metadata=[(name, "1"), (name, "1"), ("other", "1"), ("other", "2")])
+    assert len(seen) == 4
+
+
 async def test_malformed_trace_headers_start_a_new_trace(bench: Bench) -> None:
     async def handler(request: bytes, context: Any) -> bytes:
         return b""

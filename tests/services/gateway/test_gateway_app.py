@@ -217,6 +217,8 @@ async def test_what_the_engine_is_told() -> None:
         ({"x-request-id": ""}, "x-request-id"),
         ({"x-request-id": "x" * 129}, "x-request-id"),
         ({"x-request-id": "é"}, "x-request-id"),
+        ({"x-request-id": "x" * 10_000}, "x-request-id"),
+        ({"x-request-id": "a\r\nset-cookie: b"}, "x-request-id"),
         ({"x-request-id": "http://10.0.0.1/"}, "x-request-id"),
         ({"x-request-id": "a", "tercet-request-id": "b"}, "x-request-id"),
         ({"tercet-tenant": "a/b"}, "tercet-tenant"),
@@ -234,6 +236,18 @@ async def test_a_bad_header_is_refused_by_name(headers: dict[str, str], param: s
     assert response.json()["error"]["param"] == param
     assert len(response.headers["x-request-id"]) == 32
     assert gateway.engine.calls == []
+
+
+async def test_a_header_that_comes_twice_is_refused_unless_it_says_the_same() -> None:
+    for values, status in ((("a", "b"), 400), (("b", "a"), 400), (("a", "a"), 200)):
+        for name in ("x-request-id", "tercet-request-id", "tercet-tenant", "tercet-priority"):
+            gateway = Gateway(ScriptedEngine(answer("a")))
+            given = [str(1 + "ab".index(value)) if name == "tercet-priority" else value for value in values]
+            async with gateway.client() as client:
+                response = await client.post(CHAT, json=chat_body(), headers=[(name, one) for one in given])
+            assert response.status_code == status, (name, values, response.text)
+            if status == 400:
+                assert response.json()["error"]["param"] == name
 
 
 CASES: list[tuple[errors.ServiceError, int, str]] = [

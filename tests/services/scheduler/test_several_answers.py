@@ -338,3 +338,25 @@ def test_scored_rows_that_came_before_are_left_out() -> None:
     assert Scored(3, rows).behind(3) == Scored(3, rows)
     assert Scored(3, rows).behind(5) == Scored(5, rows[2:])
     assert Scored(3, rows).behind(9).logprobs == ()
+
+
+async def test_many_answers_of_many_priorities_in_a_tight_pool_leave_nothing_when_one_request_goes() -> None:
+    capacity = replace(CAPACITY, total_blocks=20, max_sequences=8)
+    core = CoreConfig(policy="priority", default_output_estimate=1, watermark=0.0)
+    async with chain(capacity=capacity, core=core) as (running, _):
+
+        def asked(name: str, priority: int) -> Message:
+            message = request(16, 12, name)
+            message.context.priority = priority
+            return message
+
+        others = [asyncio.create_task(collect(running.stub, asked(f"stays-{at}", at))) for at in (-1, 0, 1)]
+        leaving = running.stub.Generate(asked("leaves", 2))
+        deltas = 0
+        while deltas < 3:
+            deltas += (await leaving.read()).HasField("delta")
+        leaving.cancel()
+        for seen in await asyncio.gather(*others):
+            assert seen.tokens == {index: expected(index) for index in range(16)}
+            assert [one.reason for one in seen.finished.values()] == [LENGTH] * 16
+        assert running.core.totals().preemptions > 0
