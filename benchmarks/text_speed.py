@@ -58,7 +58,7 @@ def main(file: Path) -> None:
         own = best_s(lambda part=part: loaded.model.encode(part, add_special=True), times)  # type: ignore[misc]
         library = best_s(lambda part=part: theirs.encode(part).ids, times)  # type: ignore[misc]
         print(f"{length} characters: {own * 1e6:.0f} us, the library {library * 1e6:.0f} us, {library / own:.0%}")
-    prompts = Prompts(loaded.model, loaded.template, PromptLimits(8 << 20), NoOpTracer())
+    prompts = Prompts(loaded.model, None, PromptLimits(8 << 20), NoOpTracer())
     for name, beside in (("alone", None), ("beside 1 MB", lambda: prompts.encode_text(text, add_special=True))):
         late = asyncio.run(lateness_ms(prompts, text[2_000:2_450], beside))
         print(f"{name}: P50 {statistics.median(late):.1f} ms, P99 {late[98]:.1f} ms, largest {late[-1]:.1f} ms")

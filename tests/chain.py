@@ -33,6 +33,7 @@ from services.tokenizer.chain import Chain as ChainWatch
 from services.tokenizer.edge import MAX_REQUESTS, EdgeIdentity, TextEdge
 from services.tokenizer.export import pack, tokenizer_files
 from services.tokenizer.prompts import PromptLimits, Prompts
+from services.tokenizer.renderer import Renderer
 from services.tokenizer.report import EdgeReport
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.service import TokenizerServicer
@@ -195,7 +196,10 @@ async def text_chain(
         schedulers = Schedulers([Door(behind.target, channel, channel)], model.hash, readiness)
         (watch,) = (one.chain for one in schedulers)
         registry = CollectorRegistry()
-        prompts = Prompts(model, template, PromptLimits(max_prompt_bytes), tracer)
+        chats = None if template is None else Renderer(template)
+        if chats is not None:
+            stack.push_async_callback(chats.close)
+        prompts = Prompts(model, chats, PromptLimits(max_prompt_bytes), tracer)
         edge = TextEdge(
             model,
             prompts,

@@ -12,6 +12,7 @@ from typing import Final
 
 from services.address import Address, parse_address
 from services.config import TokenizerConfig
+from services.errors import ResourceExhausted
 from services.gateway.app import make_app
 from services.gateway.server import serve as serve_http
 from services.metrics import TokenizerMetrics
@@ -23,6 +24,7 @@ from services.tokenizer.grammar_check import GrammarCheck
 from services.tokenizer.grammar_vocabulary import grammar_vocabulary
 from services.tokenizer.loading import load_text
 from services.tokenizer.prompts import PromptLimits, Prompts
+from services.tokenizer.renderer import Renderer
 from services.tokenizer.report import EdgeReport, SchedulerGauges
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.service import TokenizerServicer
@@ -58,7 +60,13 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
             for target in config.scheduler
         ]
         schedulers = Schedulers(doors, model.hash, process.readiness, SchedulerGauges(metrics))
-        prompts = Prompts(model, template, PromptLimits(config.max_prompt_bytes), tracer)
+        chats = None if template is None else Renderer(template)
+        sample = None
+        if chats is not None:
+            stack.push_async_callback(chats.close)
+            chats.warm()
+            sample = await _sample(chats)
+        prompts = Prompts(model, chats, PromptLimits(config.max_prompt_bytes), tracer)
         grammars = GrammarCheck((lambda: grammar_vocabulary(model)) if model.eos_ids else None)
         stack.push_async_callback(grammars.close)
         edge = TextEdge(
@@ -70,7 +78,7 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
                 template is not None,
                 process.config_hash,
                 tool_format(config.tool_format, template),
-                reasoning_format(config.reasoning_format, template),
+                reasoning_format(config.reasoning_format, template, sample),
             ),
             tracer,
             EdgeReport(metrics, name, config.slow_request_s),
@@ -117,6 +125,13 @@ async def serve(config: TokenizerConfig, process: Process) -> None:
         await edge.cut()
         if http is not None:
             await http.close(HTTP_GRACE_S)
+
+
+async def _sample(chats: Renderer) -> str | None:
+    try:
+        return await chats.sample()
+    except ResourceExhausted as error:
+        raise StartError(error.message) from error
 
 
 def _vllm_listen(config: TokenizerConfig) -> str:

@@ -1,10 +1,10 @@
 """What one rendering of a chat template may cost, and what it works with.
 
 Owns the budget of work, the bound on values and the mask of one rendering; the sandbox charges it. The time
-is a value and a question, so it knows no clock. Invariant: a value is paid for before it is made.
+is a value, so it knows no clock. Invariant: a value is paid for before it is made.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,6 @@ from services.tokenizer.masking import Content, Mask
 
 CHARS_PER_UNIT = 64  # of work; a unit is about one step of the interpreter
 UNITS_PER_CALL = 8  # besides the template's text, all of which a call may write
-UNITS_PER_LOOK = 1024  # between two questions to `should_stop`
 
 _FIELD = "tokenizer.chat_template"
 
@@ -29,7 +28,6 @@ class Run:
         depth: int,
         template_chars: int,
         now: datetime | None,
-        should_stop: Callable[[], bool],
     ) -> None:
         self.now = now
         self.mask = Mask("", (), self.charge)
@@ -37,18 +35,12 @@ class Run:
         self._text_chars = text_chars
         self._depth = depth
         self._call_chars = template_chars
-        self._should_stop = should_stop
-        self._next_look = work
 
     def charge(self, chars: int = 0) -> None:
         """Pay for one step that looks at so many characters."""
         self._left -= 1 + chars // CHARS_PER_UNIT
         if self._left < 0:
             raise TemplateFailure(_FIELD, "does more work than the limit allows")
-        if self._left <= self._next_look:
-            self._next_look = self._left - UNITS_PER_LOOK
-            if self._should_stop():
-                raise TemplateFailure(_FIELD, "took longer than the time limit allows")
 
     def charge_call(self) -> None:
         self.charge(self._call_chars + UNITS_PER_CALL * CHARS_PER_UNIT)

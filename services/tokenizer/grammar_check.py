@@ -1,29 +1,26 @@
 """Whether a request's grammar is one, found by compiling it once in a process that may be killed.
 
-Owns that process, the answers that are kept, and the limits of both. Must not know what a grammar means.
+Owns the answers that are kept, and the limits; the process is `workers`'. Must not know what a grammar means.
 Invariants: nothing here takes longer than the limit for one grammar, whatever it says; a worker that is killed or dies
 refuses the one grammar that it worked on.
 """
 
 import asyncio
-import json
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from executor.grammar.engine import GrammarVocabulary
-from executor.step import Grammar, GrammarKind
+from executor.step import Grammar
 from services.errors import InvalidArgument, ResourceExhausted, Unimplemented
 from services.grammar_wire import grammar_to_proto, sampling_grammar
-from services.tokenizer import grammar_worker
+from services.tokenizer.grammar_worker import grammar_message, vocabulary_message
+from services.tokenizer.workers import WorkerDied, WorkerLimits, WorkerNotStarted, Workers, WorkerTooSlow, module
 from tercet.v1 import common_pb2
 
 FIELD: Final = "sampling.grammar"
-COMMAND: Final = (sys.executable, "-m", "services.tokenizer.grammar_worker")
+COMMAND: Final = module("services.tokenizer.grammar_worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class GrammarCheck:
     command: tuple[str, ...] = COMMAND
     _kept: "OrderedDict[Grammar, _Verdict]" = field(default_factory=OrderedDict)
     _kept_bytes: int = 0
-    _worker: Process | None = None
+    _workers: Workers | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: int = 0
 
@@ -79,7 +76,8 @@ class GrammarCheck:
 
     async def close(self) -> None:
         """Ends the worker."""
-        await self._kill()
+        if self._workers is not None:
+            await self._workers.close()
 
     async def _judge(self, grammar: Grammar) -> _Verdict:
         if self.vocabulary is None:
@@ -104,52 +102,22 @@ class GrammarCheck:
             self._waiting -= 1
 
     async def _compile(self, grammar: Grammar, vocabulary: Callable[[], GrammarVocabulary]) -> _Verdict:
-        worker = await self._started(vocabulary)
+        if self._workers is None:
+            limits = WorkerLimits(self.limits.compile_s, self.limits.start_s, waiting=self.limits.waiting)
+            self._workers = Workers(self.command, lambda: vocabulary_message(vocabulary()), limits)
         try:
-            async with asyncio.timeout(self.limits.compile_s):
-                answer = await _ask(worker, grammar_worker.pack_grammar(grammar))
-        except TimeoutError:
-            await self._kill()
+            answer = await self._workers.ask(grammar_message(grammar))
+        except WorkerTooSlow:
             return _Verdict(problem=f"it takes longer than {self.limits.compile_s:g} s")
-        except (OSError, EOFError):
-            await self._kill()
+        except WorkerDied:
             return _Verdict(problem="it is too much for the compiler")
-        except asyncio.CancelledError:
-            await self._kill()  # its answer would be taken for the next one's
-            raise
-        if "problem" in answer:
-            return _Verdict(problem=answer["problem"])
-        return _Verdict(grammar=Grammar(grammar.kind, answer["source"]))
-
-    async def _started(self, vocabulary: Callable[[], GrammarVocabulary]) -> Process:
-        if self._worker is not None and self._worker.returncode is None:
-            return self._worker
-        packed = await asyncio.to_thread(lambda: grammar_worker.pack_vocabulary(vocabulary()))
-        worker = await asyncio.create_subprocess_exec(*self.command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
-        self._worker = worker
-        try:
-            async with asyncio.timeout(self.limits.start_s):
-                # The first answer says that the vocabulary is in place; what is asked is the smallest grammar.
-                await _ask(worker, packed + grammar_worker.pack_grammar(SMALLEST))
-        except (TimeoutError, OSError, EOFError) as error:
-            await self._kill()
+        except WorkerNotStarted as error:
             raise ResourceExhausted(
                 "the process that compiles grammars does not start", reason="NO_GRAMMAR_WORKER", field=FIELD
             ) from error
-        except asyncio.CancelledError:
-            await self._kill()
-            raise
-        return worker
-
-    async def _kill(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is None:
-            return
-        with suppress(ProcessLookupError):
-            worker.kill()
-        await worker.wait()
-        if worker.stdin is not None:
-            worker.stdin.close()
+        if "problem" in answer.head:
+            return _Verdict(problem=str(answer.head["problem"]))
+        return _Verdict(grammar=Grammar(grammar.kind, str(answer.head["source"])))
 
     def _keep(self, grammar: Grammar, verdict: _Verdict) -> None:
         self._kept[grammar] = verdict
@@ -158,19 +126,6 @@ class GrammarCheck:
             self._kept_bytes -= _size(*self._kept.popitem(last=False))
 
 
-SMALLEST: Final = Grammar(GrammarKind.CHOICE, "a")
-
-
 def _size(grammar: Grammar, verdict: _Verdict) -> int:
     translated = 0 if verdict.grammar is None else len(verdict.grammar.source)
     return len(grammar.source) + translated + len(verdict.problem)
-
-
-async def _ask(worker: Process, message: bytes) -> dict[str, str]:
-    if worker.stdin is None or worker.stdout is None:
-        raise EOFError
-    worker.stdin.write(message)
-    await worker.stdin.drain()
-    head = await worker.stdout.readexactly(grammar_worker.LENGTH_BYTES)
-    answer: dict[str, str] = json.loads(await worker.stdout.readexactly(grammar_worker.unpack_length(head)))
-    return answer

@@ -1,53 +1,25 @@
 """The process in which a grammar that a request brings is compiled for the first time, so that it may take too long,
 eat too much or crash without harm.
 
-Reads a vocabulary, then grammars, from standard input; writes one answer for each. It ends when its input does. Must
-not know gRPC. A message is its length in 4 bytes, then JSON (of the vocabulary: `pack_vocabulary`).
+Owns the form of its messages: a vocabulary, then grammars, one answer for each. Must not know gRPC.
 """
 
 import base64
-import json
-import resource
-import struct
-import sys
-from typing import Any, BinaryIO, Final
+from collections.abc import Callable
 
 from executor.grammar.engine import GrammarEngine, GrammarVocabulary
 from executor.grammar.source import GrammarError, normalised
 from executor.step import Grammar, GrammarKind
-
-MEMORY_BYTES: Final = 2 << 30  # of addresses, the interpreter's own among them
-_LENGTH: Final = struct.Struct("=I")
+from services.tokenizer.worker import Message, work
 
 
-def pack(value: Any) -> bytes:
-    raw = json.dumps(value).encode()
-    return _LENGTH.pack(len(raw)) + raw
-
-
-def pack_vocabulary(vocabulary: GrammarVocabulary) -> bytes:
+def vocabulary_message(vocabulary: GrammarVocabulary) -> Message:
     tokens = [base64.b64encode(token).decode() for token in vocabulary.tokens]
-    return pack({"tokens": tokens, "special_ids": vocabulary.special_ids, "end_ids": vocabulary.end_ids})
+    return Message({"tokens": tokens, "special_ids": vocabulary.special_ids, "end_ids": vocabulary.end_ids})
 
 
-def pack_grammar(grammar: Grammar) -> bytes:
-    return pack({"kind": int(grammar.kind), "source": grammar.source})
-
-
-def unpack_length(raw: bytes) -> int:
-    (length,) = _LENGTH.unpack(raw)
-    return int(length)
-
-
-LENGTH_BYTES: Final = _LENGTH.size
-
-
-def _read(stream: BinaryIO) -> Any:
-    """None at the end."""
-    head = stream.read(LENGTH_BYTES)
-    if len(head) < LENGTH_BYTES:
-        return None
-    return json.loads(stream.read(unpack_length(head)))
+def grammar_message(grammar: Grammar) -> Message:
+    return Message({"kind": int(grammar.kind), "source": grammar.source})
 
 
 def _check(engine: GrammarEngine, kind: int, source: str) -> dict[str, str]:
@@ -64,10 +36,8 @@ def _check(engine: GrammarEngine, kind: int, source: str) -> dict[str, str]:
     return {"source": grammar.source}
 
 
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    given = _read(sys.stdin.buffer)
+def _begin(opening: Message) -> Callable[[Message], Message]:
+    given = opening.head
     engine = GrammarEngine(
         GrammarVocabulary(
             tokens=tuple(base64.b64decode(token) for token in given["tokens"]),
@@ -75,10 +45,8 @@ def main() -> None:
             end_ids=tuple(given["end_ids"]),
         )
     )
-    while (asked := _read(sys.stdin.buffer)) is not None:
-        sys.stdout.buffer.write(pack(_check(engine, asked["kind"], asked["source"])))
-        sys.stdout.buffer.flush()
+    return lambda asked: Message(_check(engine, asked.head["kind"], asked.head["source"]))
 
 
 if __name__ == "__main__":
-    main()
+    work(_begin)

@@ -5,12 +5,9 @@ a control token (see `text` and `templates`).
 """
 
 import asyncio
-import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final, TypeVar
 
 from opentelemetry.context import Context
@@ -19,14 +16,13 @@ from opentelemetry.trace import Tracer
 from services import names
 from services.errors import FailedPrecondition, InvalidArgument
 from services.tokenizer.invalid import InvalidText, TemplateFailure
-from services.tokenizer.masking import JsonValue
-from services.tokenizer.templates import ChatMessage, ChatTemplate, RenderedChat
+from services.tokenizer.renderer import Renderer
+from services.tokenizer.templates import RenderedChat
 from services.tokenizer.text import TextModel
 from tercet.v1 import tokenizer_pb2
 
 INLINE_CHARS: Final = 1024  # about as long as handing it to a thread and back takes under load
 LONG_CHARS: Final = 64 * 1024
-TEMPLATE_S: Final = 5.0
 
 Result = TypeVar("Result")
 
@@ -37,9 +33,10 @@ class PromptLimits:
 
 
 class Prompts:
-    def __init__(self, model: TextModel, template: ChatTemplate | None, limits: PromptLimits, tracer: Tracer) -> None:
+    def __init__(self, model: TextModel, chats: Renderer | None, limits: PromptLimits, tracer: Tracer) -> None:
+        """chats: None where the model has no chat template."""
         self._model = model
-        self._template = template
+        self._chats = chats
         self._limits = limits
         self._tracer = tracer
         # Long prompts leave threads and a core to the others.
@@ -71,26 +68,18 @@ class Prompts:
         return await self._off_loop(len(text), lambda: self._model.encode(text, add_special=add_special))
 
     async def encode_chat(self, chat: tokenizer_pb2.ChatPrompt) -> tuple[RenderedChat, list[int]]:
-        template = self._template
-        if template is None:
+        if self._chats is None:
             raise FailedPrecondition("this model has no chat template; send text", reason="NO_CHAT_TEMPLATE")
-        size = chat.ByteSize()
-        self._check_size("chat", size)
-        messages, tools = _messages(chat), _tools(chat.tools_json)
-        add_generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-
-        def work() -> tuple[RenderedChat, list[int]]:
-            give_up = time.monotonic() + TEMPLATE_S
-            rendered = template.render_chat(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=tools,
-                now=datetime.now(),
-                should_stop=lambda: time.monotonic() > give_up,
-            )
-            return rendered, self._model.encode_segments(rendered.segments, add_special=True)
-
-        return await self._off_loop(size, work)
+        self._check_size("chat", chat.ByteSize())
+        try:
+            rendered = await self._chats.render(chat)
+        except InvalidText as error:
+            raise InvalidArgument(str(error), field=error.field) from error
+        except TemplateFailure as error:
+            raise InvalidArgument(str(error), reason="TEMPLATE_FAILED", field=error.field) from error
+        segments = rendered.segments
+        ids = await self._off_loop(len(rendered.text), lambda: self._model.encode_segments(segments, add_special=True))
+        return rendered, ids
 
     async def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str:
         """The text of ids, as `TextModel.decode`. Raises InvalidArgument naming the field and the limit."""
@@ -120,41 +109,3 @@ class Prompts:
                 return await asyncio.to_thread(work)
         except InvalidText as error:
             raise InvalidArgument(str(error), field=error.field) from error
-        except TemplateFailure as error:
-            raise InvalidArgument(str(error), reason="TEMPLATE_FAILED", field=error.field) from error
-
-
-def _messages(chat: tokenizer_pb2.ChatPrompt) -> list[ChatMessage]:
-    return [
-        ChatMessage(
-            role=message.role,
-            content=None if message.HasField("tool_calls_json") and not message.content else message.content,
-            name=message.name if message.HasField("name") else None,
-            tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
-            tool_calls=_json_list(f"messages[{index}].tool_calls_json", message.tool_calls_json)
-            if message.HasField("tool_calls_json")
-            else (),
-        )
-        for index, message in enumerate(chat.messages)
-    ]
-
-
-def _tools(tools_json: Sequence[str]) -> list[JsonValue] | None:
-    if not tools_json:
-        return None
-    return [_json(f"tools_json[{index}]", text) for index, text in enumerate(tools_json)]
-
-
-def _json_list(field: str, text: str) -> tuple[JsonValue, ...]:
-    value = _json(field, text)
-    if not isinstance(value, list):
-        raise InvalidArgument(f"{field} must be a JSON list", field=field)
-    return tuple(value)
-
-
-def _json(field: str, text: str) -> JsonValue:
-    try:
-        value: JsonValue = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidArgument(f"{field} is not JSON", field=field) from None
-    return value

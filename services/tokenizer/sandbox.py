@@ -5,7 +5,7 @@ of filters, string methods and globals, and every loop, call and growing value i
 that it ends. Charges are put into the syntax tree before compiling. Knows no messages and no tokens.
 
 Not covered: one built-in operation on values that the template nests deeply itself, such as comparing two of
-them. Whoever serves templates that he trusts less passes `should_stop`, and a process that may be killed.
+them. So what serves runs it in a process that may be killed (`renderer`).
 """
 
 import json

@@ -3,8 +3,7 @@
 from typing import Final
 
 from services.gateway.speech import REASONING_FORMATS
-from services.tokenizer.invalid import InvalidField
-from services.tokenizer.templates import ChatMessage, ChatTemplate
+from services.tokenizer.templates import ChatTemplate
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -21,15 +20,14 @@ def tool_format(setting: str, template: ChatTemplate | None) -> str:
     return next((name for mark, name in _TOOL_MARKS if mark in source), "llama3" if "ipython" in source else "")
 
 
-def reasoning_format(setting: str, template: ChatTemplate | None) -> str:
-    """A key of `REASONING_FORMATS`, or "" where the model writes none."""
+def reasoning_format(setting: str, template: ChatTemplate | None, sample: str | None) -> str:
+    """A key of `REASONING_FORMATS`, or "" where the model writes none. sample: what the template writes for one short
+    message."""
     if setting != AUTO:
         return "" if setting == NONE else setting
     form = REASONING_FORMATS["think"]
     if template is None or form.end not in template.source:
         return ""
-    try:
-        rendered = template.render_chat([ChatMessage("user", "x")])
-    except InvalidField:  # it wants more than one message; what it writes before an answer stays unknown
+    if sample is None:  # it wants more than one message; what it writes before an answer stays unknown
         return "think"
-    return "think-open" if rendered.text.rstrip().endswith(form.begin) else "think"
+    return "think-open" if sample.rstrip().endswith(form.begin) else "think"

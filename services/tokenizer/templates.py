@@ -6,7 +6,7 @@ characters of the template alone (see `masking`), so nothing that a request send
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -124,7 +124,10 @@ class ChatTemplate:
         if len(source) > limits.template_chars:
             raise InvalidTokenizer(_FIELD, f"{len(source)} characters; at most {limits.template_chars}")
         self.source = source
-        self._limits = limits
+        self.control_tokens = tuple(control_tokens)
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        self.limits = limits
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         # White space may stand in content unmasked, so a token of white space alone is never parsed.
         visible = [token for token in control_tokens if not token.isspace()]
@@ -141,7 +144,6 @@ class ChatTemplate:
         tools: Sequence[JsonValue] | None = None,
         variables: Mapping[str, JsonValue] | None = None,
         now: datetime | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
     ) -> RenderedChat:
         """Write the prompt for these messages.
 
@@ -151,14 +153,13 @@ class ChatTemplate:
             tools: JSON objects that describe tools, for templates that know of them.
             variables: further values that the template may read, such as `enable_thinking`.
             now: what `strftime_now` tells; a template that asks without it fails.
-            should_stop: asked now and then; True ends the rendering (a time limit).
 
         Raises:
             InvalidText: names the field, as `messages[3].role`, and the limit; also when the template itself
                 refuses the messages.
             TemplateFailure: the template failed or went beyond a limit.
         """
-        limits = self._limits
+        limits = self.limits
         request = _Request(limits)
         listed = request.messages(messages)
         extra: dict[str, JsonValue] = {"tools": None if tools is None else list(tools)}
@@ -175,7 +176,6 @@ class ChatTemplate:
             depth=limits.depth,
             template_chars=len(self.source),
             now=now,
-            should_stop=should_stop,
         )
         run.mask = Mask(self._risky, [self.source, *self._tokens.values(), *request.strings], run.charge)
         values: dict[str, Any] = {name: run.mask.mask_value(value) for name, value in extra.items()}
@@ -196,10 +196,10 @@ class ChatTemplate:
             for chunk in template.generate(**values):
                 size += len(chunk)
                 run.charge(len(chunk))
-                if size > self._limits.output_chars:
-                    raise TemplateFailure(_FIELD, f"writes more than {self._limits.output_chars} characters")
+                if size > self.limits.output_chars:
+                    raise TemplateFailure(_FIELD, f"writes more than {self.limits.output_chars} characters")
                 chunks.append(chunk)
-        except InvalidField:
+        except (InvalidField, MemoryError):
             raise
         except RecursionError:
             raise TemplateFailure(_FIELD, "calls itself too deeply") from None

@@ -1,6 +1,8 @@
 """Grammars compiled once in a worker process: what they become, what is refused, what a worker's death costs."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +18,17 @@ from tercet.v1 import common_pb2
 VOCABULARY = GrammarVocabulary((*(bytes([byte]) for byte in range(256)), b"<end>"), (256,), (256,))
 EBNF = common_pb2.GRAMMAR_KIND_EBNF
 REGEX = common_pb2.GRAMMAR_KIND_REGEX
+
+
+# The opening is answered, then nothing comes.
+ANSWERS_ONCE = (
+    "import sys, struct, time; sys.stdin.buffer.read(sum(struct.unpack('=II', sys.stdin.buffer.read(8)))); "
+    "sys.stdout.buffer.write(struct.pack('=II', 2, 0) + b'{}'); sys.stdout.buffer.flush(); "
+)
+
+
+def pids(check: GrammarCheck) -> frozenset[int]:
+    return frozenset() if check._workers is None else check._workers.pids
 
 
 def sampling(kind: common_pb2.GrammarKind.ValueType, source: str) -> common_pb2.SamplingParams:
@@ -60,13 +73,14 @@ async def test_bad_grammars_name_the_field_and_what_is_wrong() -> None:
 async def test_equal_grammars_are_compiled_once() -> None:
     async with checking() as check:
         await asyncio.gather(*(check.checked(sampling(REGEX, "a+")) for _ in range(10)))
-        worker = check._worker
-        assert worker is not None
-        worker.kill()
-        await worker.wait()
+        (pid,) = pids(check)
+        os.kill(pid, signal.SIGKILL)
+        workers = check._workers
+        assert workers is not None
+        await until(lambda: workers._idle[0].returncode is not None, "its end")
         assert await check.checked(sampling(REGEX, "a+")), "from memory: no worker is needed"
         assert await check.checked(sampling(REGEX, "b+")), "a new worker takes its place"
-        assert check._worker is not worker
+        assert pid not in pids(check)
 
 
 async def test_what_is_kept_is_bounded() -> None:
@@ -80,24 +94,16 @@ async def test_what_is_kept_is_bounded() -> None:
 
 
 async def test_a_worker_that_takes_too_long_is_killed() -> None:
-    # The vocabulary's check answers, then nothing comes.
-    script = "import sys, json, struct, time; " + (
-        'raw = json.dumps({"source": "a"}).encode(); '
-        'sys.stdout.buffer.write(struct.pack("=I", len(raw)) + raw); sys.stdout.buffer.flush(); time.sleep(60)'
-    )
+    script = ANSWERS_ONCE + "time.sleep(60)"
     limits = GrammarLimits(compile_s=0.1)
     async with checking(limits=limits, command=(sys.executable, "-c", script)) as check:
         with pytest.raises(InvalidArgument, match=r"takes longer than 0\.1 s"):
             await check.checked(sampling(REGEX, "a"))
-        assert check._worker is None
+        assert not pids(check)
 
 
 async def test_a_worker_that_dies_refuses_its_grammar() -> None:
-    script = "import sys, json, struct, time; " + (
-        'raw = json.dumps({"source": "a"}).encode(); '
-        'sys.stdout.buffer.write(struct.pack("=I", len(raw)) + raw); sys.stdout.buffer.flush(); '
-        "time.sleep(0.2)"
-    )
+    script = ANSWERS_ONCE + "sys.stdin.buffer.read(1)"
     async with checking(command=(sys.executable, "-c", script)) as check:
         with pytest.raises(InvalidArgument, match="too much for the compiler"):
             await check.checked(sampling(REGEX, "a\n"))
@@ -110,10 +116,10 @@ async def test_a_worker_that_does_not_start_is_no_fault_of_the_grammar() -> None
         assert refused.value.reason == "NO_GRAMMAR_WORKER"
 
 
-async def test_a_request_that_leaves_takes_its_worker_along() -> None:
+async def test_a_request_that_leaves_keeps_nobody_waiting() -> None:
     async with checking() as check:
         leaving = asyncio.create_task(check.checked(sampling(REGEX, "a")))
-        await until(lambda: check._worker is not None, "the worker")
+        await until(lambda: pids(check), "the worker")
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving

@@ -235,12 +235,6 @@ def test_a_template_that_cannot_be_used_is_refused_when_loaded(source: str, said
     assert refusal.value.field == "tokenizer.chat_template"
 
 
-def test_a_time_limit_ends_a_rendering() -> None:
-    looks = iter([False, False, True])
-    with pytest.raises(TemplateFailure, match="time limit"):
-        render("{% for a in range(100000) %}{% endfor %}", should_stop=lambda: next(looks))
-
-
 def test_output_is_limited_while_it_is_written() -> None:
     with pytest.raises(TemplateFailure, match="more than 100 characters"):
         template("{% for i in range(50) %}abc{% endfor %}", output_chars=100).render_chat([ChatMessage("user", "x")])
