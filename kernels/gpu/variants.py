@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton.language as tl
 
 from kernels.gpu.launch import Launch
 
@@ -21,7 +22,8 @@ class UnpreparedError(RuntimeError):
 
 def form(launch: Launch) -> Form:
     """Equal for two launches that share their compiled code."""
-    constant = {parameter.name for parameter in launch.kernel.params if parameter.is_constexpr}
+    annotated = launch.kernel.fn.__annotations__  # also of a function that is interpreted
+    constant = {name for name, kind in annotated.items() if kind is tl.constexpr}
     arguments = tuple(
         (name, str(value) if name in constant else _kind(value)) for name, value in sorted(launch.arguments.items())
     )
@@ -56,6 +58,10 @@ class Variants:
     def seal(self) -> None:
         """From here on nothing should be compiled."""
         self._sealed = True
+
+    def unseal(self) -> None:
+        """Another model is being prepared."""
+        self._sealed = False
 
 
 def _kind(value: Any) -> object:
