@@ -7,14 +7,17 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import httpx
 import pytest
-from compose_file import Container, container, load_compose
+from compose_file import ROOT, Container, container, load_compose
+from keys_support import Authority, make_key, write_keys, write_service_key
 
 from services.otlp_sink import OtlpSink
 from services.spans import SpanRecord
@@ -80,23 +83,24 @@ class Chain:
     sink: OtlpSink
 
 
-@pytest.fixture
-async def chain(default_model_path: Path, tmp_path: Path) -> AsyncIterator[Chain]:
+@asynccontextmanager
+async def chain_of(model_path: Path, folder: Path, more: Mapping[str, str]) -> AsyncIterator[Chain]:
+    """more: variables that a user adds to each container, as docs/deploy.md says; an empty one counts as absent."""
     ports = LoopbackPorts()
     async with OtlpSink() as sink:
         # What a user may set.
         compose = load_compose({"TERCET_OTLP_ENDPOINT": sink.endpoint, "TERCET_EXECUTOR_THREADS": "1"})
         # The image sets the cache's place; here it is where the model was found: <cache>/models/<file>.
-        image = {"PATH": os.environ["PATH"], "TERCET_CACHE": str(default_model_path.parents[1])}
+        image = {"PATH": os.environ["PATH"], "TERCET_CACHE": str(model_path.parents[1])}
         started: dict[str, Started] = {}
         try:
             for name in HOSTS:
                 here = container(compose, name).on_loopback(ports, HOSTS)
-                log = tmp_path / f"{name}.log"
-                environment = image | dict(here.environment)
+                log = folder / f"{name}.log"
+                environment = image | dict(here.environment) | dict(more)
                 with log.open("wb") as stream:
                     process = await asyncio.create_subprocess_exec(
-                        *here.command, env=environment, cwd=tmp_path, stdin=asyncio.subprocess.DEVNULL, stderr=stream
+                        *here.command, env=environment, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stderr=stream
                     )
                 started[name] = Started(here, environment, process, log)
             yield Chain(started, ports, sink)
@@ -105,6 +109,48 @@ async def chain(default_model_path: Path, tmp_path: Path) -> AsyncIterator[Chain
                 if one.process.returncode is None:
                     one.process.kill()
                     await one.process.wait()
+
+
+@pytest.fixture
+async def chain(default_model_path: Path, tmp_path: Path) -> AsyncIterator[Chain]:
+    async with chain_of(default_model_path, tmp_path, {}) as made:
+        yield made
+
+
+async def test_the_commands_of_the_file_with_keys_and_certificates(default_model_path: Path, tmp_path: Path) -> None:
+    """With the variables that docs/deploy.md names, and without the leave to be open."""
+    documented = (ROOT / "docs" / "deploy.md").read_text()
+    authority, (alice, key) = Authority(tmp_path), make_key(1, "alice")
+    cert, private = authority.certificate("services")
+    more = {
+        "TERCET_API_KEYS": str(write_keys(tmp_path / "keys.json", alice)),
+        "TERCET_SERVICE_KEY_FILE": str(write_service_key(tmp_path / "service.key")),
+        "TERCET_TLS_CERT": str(cert),
+        "TERCET_TLS_KEY": str(private),
+        "TERCET_TLS_CA": str(authority.ca),
+    }
+    assert all(f"`{name}`" in documented for name in more)
+    async with chain_of(default_model_path, tmp_path, {**more, "TERCET_ALLOW_INSECURE": ""}) as secured:
+        async with asyncio.TaskGroup() as checks:
+            for one in secured.started.values():
+                checks.create_task(one.healthy())
+        gateway = f"127.0.0.1:{secured.ports('tokenizer', 8000)}"
+        trusting = ssl.create_default_context(cafile=str(authority.ca))
+        body = {"model": "smollm2-135m", "prompt": "One, two,", "temperature": 0, "max_tokens": 4}
+        async with httpx.AsyncClient(timeout=120, trust_env=False, verify=trusting) as client:
+            for headers, status in (({}, 401), ({"authorization": f"Bearer {key}"}, 200)):
+                answer = await client.post(f"https://{gateway}/v1/completions", json=body, headers=headers)
+                assert answer.status_code == status, answer.text
+            for name in HOSTS:
+                metrics = await client.get(f"https://127.0.0.1:{secured.ports(name, METRICS)}/metrics")
+                assert f'tercet_build_info{{service="{name}"' in metrics.text
+            with pytest.raises(httpx.HTTPError):
+                await client.post(f"http://{gateway}/v1/completions", json=body)
+        for name in ("tokenizer", "scheduler", "executor"):
+            assert await secured.started[name].terminate() == 0, secured.started[name].log.read_text()
+            log = secured.started[name].log.read_text()
+            assert "unencrypted" not in log
+            assert key not in log
 
 
 async def test_the_commands_of_the_file_answer_and_end(chain: Chain) -> None:
