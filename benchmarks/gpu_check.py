@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from executor.roofline import Rows, fewest_bytes, step_cost
 from executor.sizing.devices import DEVICES, Device
 from executor.sizing.formats import find_cache, find_weights
 from executor.sizing.shapes import SHAPES, Matrix, ModelShape
-from kernels.gpu import attention
+from kernels.gpu import attention, draws
 from kernels.gpu.backend import GpuOps
 from kernels.gpu.launch import Launch, run
 from kernels.gpu.launches import matrix
@@ -383,6 +384,7 @@ def make_decoder(
     bench: Bench, built: Llama, ops: GpuOps, pool: KvPool, total: int, longest: int, graphs: bool
 ) -> DeviceDecoder:
     shape, most = bench.sizes.model, max(bench.sizes.decode)
+    sampler = GreedySampler(partial(draws.greedy, ops.target))
     splits = -(-longest // SPLIT)
     table = sorted(
         {
@@ -392,7 +394,7 @@ def make_decoder(
         | {Bucket(batch, 1) for batch in bench.sizes.decode}
     )
     return DeviceDecoder(
-        built, ops, pool, AttentionShape(shape.heads, shape.kv_heads, shape.head_dim, BLOCK), GreedySampler(),
+        built, ops, pool, AttentionShape(shape.heads, shape.kv_heads, shape.head_dim, BLOCK), sampler,
         table=table, max_sequences=most, max_model_len=longest, scratch=Scratch(total - 2, 2, most),
         device=bench.here, graphs=graphs,
     )  # fmt: skip

@@ -19,6 +19,8 @@ from executor.device.buckets import Bucket, choose
 from executor.device.layout import FEED, DecodeRow, Layout, Scratch, fill, layout
 from executor.models.model import Model
 from kernels.ops import AttentionShape, DecodeWork, Ops, PagedRows
+from kernels.sampling import Greedy
+from kernels.sampling import greedy as reference_greedy
 
 IN_FLIGHT: Final = 2
 FAULT: Final = -1  # in place of a token: the row's logits are not finite
@@ -33,13 +35,14 @@ class DeviceSampler(Protocol):
 
 
 class GreedySampler:
-    """The likeliest token; the lowest id of equals."""
+    """The likeliest token; the lowest id of equals. greedy: what finds it, a back end's kernel or the reference."""
+
+    def __init__(self, greedy: Callable[[Tensor], Greedy] = reference_greedy) -> None:
+        self._greedy = greedy
 
     def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        highest = logits.amax(dim=1, keepdim=True)
-        ids = torch.arange(logits.shape[1], device=logits.device)
-        tokens = torch.where(logits == highest, ids, logits.shape[1]).amin(dim=1)
-        return torch.where(highest.squeeze(1).isfinite(), tokens, FAULT)
+        found = self._greedy(logits)
+        return torch.where(found.highest.isfinite(), found.token_ids, FAULT)
 
 
 @dataclass(frozen=True, slots=True)
