@@ -22,7 +22,14 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 TESTS: Final = (
     *("test_blocks", "test_deadlines", "test_core", "test_core_lanes", "test_core_pathologies"),
-    *("test_policies", "test_admission", "test_session_leases", "test_prefix_cache", "test_prefix_core"),
+    *(
+        "test_policies",
+        "test_gives_way",
+        "test_admission",
+        "test_session_leases",
+        "test_prefix_cache",
+        "test_prefix_core",
+    ),
 )
 LAST: Final = ("test_fair_windows",)
 MACHINE: Final = """
@@ -163,6 +170,19 @@ FAULTS: Final = (
     Fault("recomputing-is-free", "core/claims.py", "counter -= self._lost(sequence)", "pass"),
     Fault("deposits-are-kept", "core/policies/queue.py", "sequence.deposit = 0", "pass"),
     Fault("deposits-are-whole", "core/policies/fair.py", ", self._weighed(tenant, 0, soon))", ", 1 << 200)"),
+    # Shortest, in mid-prompt.
+    Fault(
+        "long-prompts-keep-the-share",
+        "core/planning.py",
+        "self._shorter is None or want <= self._shorter",
+        "True or want <= self._shorter",
+    ),
+    Fault(
+        "gives-way-for-ever",
+        "core/planning.py",
+        "return moment.now - sequence.submitted_at < AGING_RUNGS * moment.config.aging_ns",
+        "return True",
+    ),
     # The cache.
     Fault(
         "found-before-it-is-written",

@@ -14,7 +14,7 @@ from services.scheduler.core.calls import InvariantError, Plan, Preempted, Seque
 from services.scheduler.core.claims import Claims
 from services.scheduler.core.joining import Joining
 from services.scheduler.core.moment import Moment
-from services.scheduler.core.policies.policy import Batching
+from services.scheduler.core.policies.policy import AGING_RUNGS, Batching
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.shares import PromptShares
 from services.scheduler.core.sheet import Grant, Sheet
@@ -36,6 +36,7 @@ class StepDraft:
         self._best_victim = 0  # protection; of no meaning before there is one
         self._benched: dict[SequenceKey, None] = {}  # no slice in this step: a victim once its results are in
         self._prompts: list[tuple[Sequence, int]] = []  # of those that run, who misses more than one token
+        self._shorter: int | None = None  # tokens that the first in the queue misses: longer prompts give way to it
         self._short = False  # somebody wants a block and waits
 
     def build(self) -> Plan | None:
@@ -81,6 +82,8 @@ class StepDraft:
         spare = sheet.left - wants.count(1)  # at least lane.prefill_minimum, by the number of slots
         newcomers = moment.waiting and lane.free_slots and not moment.closed()
         held_back = min(lane.prefill_minimum, spare // 2) if newcomers else 0
+        if newcomers and self._prompts and moment.policy.gives_way:
+            self._shorter = self._first_misses()
         self._shares.divide(spare)
         spare -= held_back
         coming = lane.pool.fenced  # blocks that steps in flight will set free; each is promised once
@@ -100,6 +103,8 @@ class StepDraft:
                 continue
             if self._room(sequence) == 0 and self._room(sequence, kept=0):
                 continue  # it waits for a better one that comes in now
+            if want > 1 and self._gives_way(sequence, want):
+                continue  # what newcomers leave is handed out to it at the end of this step
             if victims is None:
                 victims = [other for other in lane.running if not other.placed().reserved]
             coming = self._make_room(sequence, victims, coming)
@@ -113,6 +118,19 @@ class StepDraft:
                 spare -= count
                 self._shares.spend(sequence, want, count)
         sheet.left -= ones
+
+    def _first_misses(self) -> int | None:
+        """Tokens that the first of those that wait has to compute here; None where nobody waits."""
+        first = self._moment.waiting.walk(lambda _: 0).next()
+        return None if first is None else first.missing - len(self._lane.find(first)) * self._lane.spec.block_size
+
+    def _gives_way(self, sequence: Sequence, want: int) -> bool:
+        """Whether a running prompt leaves its part of this step to a shorter one. One that needs others' blocks does
+        not, since no step is empty; nor one that came so long ago that it would be first if it waited."""
+        moment = self._moment
+        if self._shorter is None or want <= self._shorter or self._room(sequence) == 0:
+            return False
+        return moment.now - sequence.submitted_at < AGING_RUNGS * moment.config.aging_ns
 
     def _make_room(self, sequence: Sequence, victims: list[Sequence], coming: int) -> int:
         """Sequences below it go until there is a block for it, or will be. Returns the blocks that are coming."""

@@ -39,6 +39,7 @@ class Policy:
     prefers_cached: bool = False  # of the oldest ones, the longest cached prefix first
     refuses_late: bool = False  # a submission that can't make its limits is refused
     batching: Batching = Batching.CONTINUOUS
+    gives_way: bool = False  # a running prompt leaves its part of a step to a shorter one that waits
     reserves: bool = False  # blocks for the whole need are held from admission on
 
 
@@ -73,7 +74,7 @@ POLICIES: Final[dict[str, Policy]] = {
     "priority": Policy(by_arrival, base=priority_class, by_priority=True, preempts=True),
     "fair": Policy(by_arrival, base=priority_class, by_priority=True, preempts=True, by_tenant=True),
     "deadline": Policy(by_deadline, refuses_late=True),
-    "shortest": Policy(by_arrival, base=size_class),
+    "shortest": Policy(by_arrival, base=size_class, gives_way=True),
     "cache": Policy(by_arrival, prefers_cached=True),
     # Baselines, for measurements only.
     "static-padded": Policy(by_arrival, batching=Batching.PADDED),
