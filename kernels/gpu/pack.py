@@ -96,7 +96,7 @@ def _pack_alike(parts: Sequence[StoredMatrix], format: _Format, device: torch.de
         for first, part, blocks in _pieces(parts):
             w[first : first + blocks.shape[0], :cols] = part.dequantize(blocks).to(format.float_type)
         return GpuMatrix("float", rows, cols, filled, chunks, w.to(device), None, None, 0, 0, 0)
-    groups = 1 if format.group == 0 else wide // format.group
+    groups = 1 if format.group == 0 else -(-wide // format.group)
     q = torch.full((filled, wide), format.zero, dtype=torch.uint8)
     scale = torch.zeros(filled, groups, dtype=format.scale_type)
     minimum = torch.zeros(filled, groups, dtype=format.scale_type) if format.affine else None
@@ -145,7 +145,8 @@ def _format(part: StoredMatrix) -> _Format:
     count = first.scale.shape[1]
     group = 0 if count == 1 and part.cols not in (16, 32) else part.cols // count
     require(
-        group in (0, 16, 32), f"{part.name}: groups of {group} columns are not supported; 16, 32 and whole rows are"
+        group in (0, 16, 32, 64, 128),
+        f"{part.name}: groups of {group} columns are not supported; 16, 32, 64, 128 and whole rows are",
     )
     kind = "int4" if part.bits <= 4 else "int8"  # 5 and 6 bits take 8
     affine = first.minimum is not None

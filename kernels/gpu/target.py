@@ -84,7 +84,8 @@ class Target:
             return LinearTiles(block_n=64, block_t=16, group_t=8, warps=4, stages=4 if kind == "float" else 6)
         if rows <= SMALL_ROWS:
             return LinearTiles(block_n=64, block_t=64, group_t=8, warps=4, stages=3 if gated else 4)
-        if gated and affine:  # the minima take the registers that a wider tile would need
+        older = self.arch < 90 and kind != "float"  # without wgmma both operands take registers
+        if gated and (affine or older):  # the minima take the registers that a wider tile would need
             return LinearTiles(block_n=64, block_t=64, group_t=16, warps=4, stages=3)
         return LinearTiles(block_n=64 if gated else 128, block_t=128, group_t=8, warps=8, stages=3)
 
@@ -93,6 +94,10 @@ class Target:
             return AttentionTiles(block_m=128, block_kv=128, warps=4, stages=1)
         if head_dim <= 64:
             return AttentionTiles(block_m=64, block_kv=64, warps=4, stages=2)
+        if self.arch < 90 and head_dim <= 128:
+            return AttentionTiles(block_m=64, block_kv=32, warps=8, stages=2)
+        if self.arch < 90:
+            return AttentionTiles(block_m=32, block_kv=16, warps=8, stages=2)
         if head_dim <= 128:
             return AttentionTiles(block_m=64, block_kv=32, warps=4, stages=3)
         return AttentionTiles(block_m=64, block_kv=16, warps=8, stages=3)

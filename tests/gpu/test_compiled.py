@@ -29,6 +29,18 @@ def test_resources_and_instructions(arch: int, case: Case) -> None:
         assert found.wide > 0, f"no loads of 16 bytes: {found}"
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "name",
+    ["gated linear W8, 4096 rows", "gated linear W4, 4096 rows", "attention bf16 D=128", "attention bf16 D=256"],
+)
+def test_tiles_of_older_targets(name: str) -> None:
+    """Those that spill with the tiles of sm_90."""
+    found = inspect({case.name: case for case in cases(80)}[name].launch, 80)
+    assert found.spills == 0, found
+    assert set(found.tensor) == {"mma"}
+
+
 def is_large_product(case: Case) -> bool:
     return case.bound == "products" or case.name.startswith("attention")
 

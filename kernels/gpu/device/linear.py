@@ -50,7 +50,7 @@ def _add_chunk(
         words = tl.load(w + ((panel * chunks + chunk) * 64 + line)[:, None] * 16 + tl.arange(0, 16)[None, :])
         for i in tl.static_range(SLICES):
             column = chunk * (16 * SLICES) + i * 16
-            if GROUP == 16 or i == 0 or (GROUP == 32 and i % 2 == 0):
+            if i == 0 or GROUP == 16 or (GROUP == 32 and i % 2 == 0) or (GROUP == 64 and i % 4 == 0):
                 group = column // GROUP if GROUP > 0 else 0
                 place = (panel * groups + group) * 64 + line
                 factor = tl.load(scale + place).to(tl.float32)[:, None]
