@@ -63,8 +63,8 @@ def test_the_generated_code_is_what_the_contract_makes(tmp_path: Path) -> None:
     assert not stale, f"run `make protos`: {stale}"
 
 
-def test_the_readme_has_the_settings_as_they_are() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_documentation_has_the_settings_as_they_are() -> None:
+    text = (ROOT / "docs/configuration.md").read_text()
     begin, end = "<!-- config:begin -->\n", "<!-- config:end -->"
     shown = text[text.index(begin) + len(begin) : text.index(end)]
     assert shown.strip() == markdown_table(*PROCESSES).strip(), "put the output of `tercet config` there"

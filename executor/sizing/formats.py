@@ -30,7 +30,7 @@ class Storage:
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """ends: of the embedding and the head, which checkpoints of 8 and 4 bits often leave as they were. operand: what
-    the products of layers compute in."""
+    the products of layers compute in; "integers" is int8 on a CPU and bf16 where a kernel widens them first."""
 
     name: str
     layers: Storage
@@ -65,7 +65,7 @@ class FileWeights:
     total: int
     lookup: int
     name: str = "file"
-    operand: str = "bf16"
+    operand: str = "integers"
 
     def weight_bytes(self, shape: ModelShape) -> int:
         return self.total
@@ -89,10 +89,10 @@ _BF16: Final = Storage(16)
 _ROWS: Final = (
     WeightFormat("bf16", _BF16, _BF16),
     WeightFormat("fp8", Storage(8, 0, 4), _BF16, operand="fp8"),
-    WeightFormat("int8", Storage(8, 0, 4), Storage(8, 0, 4)),  # the executor's scheme of that name
-    WeightFormat("w8", Storage(8, 32, 2), Storage(8, 32, 2)),  # Q8_0
-    WeightFormat("w4", Storage(4, 32, 2), Storage(8, 32, 2)),  # Q4_0, with ends in Q8_0
-    WeightFormat("w4-minima", Storage(4, 32, 4), Storage(8, 32, 2)),  # Q4_1
+    WeightFormat("int8", Storage(8, 0, 4), Storage(8, 0, 4), operand="integers"),  # the executor's scheme of that name
+    WeightFormat("w8", Storage(8, 32, 2), Storage(8, 32, 2), operand="integers"),  # Q8_0
+    WeightFormat("w4", Storage(4, 32, 2), Storage(8, 32, 2), operand="integers"),  # Q4_0, with ends in Q8_0
+    WeightFormat("w4-minima", Storage(4, 32, 4), Storage(8, 32, 2), operand="integers"),  # Q4_1
     WeightFormat("w4-128", Storage(4, 128, 2), _BF16),  # GPTQ and AWQ
 )
 WEIGHT_FORMATS: Final[Mapping[str, WeightFormat]] = MappingProxyType({row.name: row for row in _ROWS})
