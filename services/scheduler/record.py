@@ -222,7 +222,7 @@ def _lines(path: Path) -> Iterator[str]:
 def _open(path: Path, mode: str) -> IO[str]:
     if path.suffix == ".gz":
         return gzip.open(path, mode, compresslevel=3, encoding="utf-8", newline="\n")  # type: ignore[return-value]
-    return open(path, mode, encoding="utf-8", newline="\n")  # noqa: SIM115: closed by whoever asked
+    return open(path, mode, encoding="utf-8", newline="\n")  # closed by whoever asked
 
 
 def _line(value: object) -> str:

@@ -24,7 +24,8 @@ class Joining:
         self._sheet = sheet
         self._shares = shares
         self._forecast = PoolForecast(moment.lane, moment.config)
-        self._blocked: list[tuple[Sequence, int]] = []  # who can't be afforded, with the blocks that they will have
+        # Who can't be afforded, with the blocks that they will have, and their protection.
+        self._blocked: list[tuple[Sequence, int, int]] = []
         self.admitted: list[Admitted] = []
         self.prompts: list[Sequence] = []  # of those admitted, who misses more than one token
 
@@ -58,16 +59,16 @@ class Joining:
             if not count or not self._forecast.affords(sequence, found, start + count, reserved=reserved):
                 if sequence.passed >= most:
                     break
-                self._blocked.append((sequence, size))
+                self._blocked.append((sequence, size, protection(moment.policy, sequence)))
                 continue
             if sequence.claimed != lane.id and moment.choice.leaves(sequence):
                 looked += 1
                 continue
             self._place(sequence, found, count, size, reserved=reserved)
             walk.admitted(sequence)
-            for other, _ in self._blocked:
+            for other, *_ in self._blocked:
                 other.passed += 1
-            if any(other.passed >= most for other, _ in self._blocked):
+            if any(other.passed >= most for other, *_ in self._blocked):
                 break
         if moment.policy.batching is not Batching.CONTINUOUS and self.admitted:
             lane.batch = len(lane.running)
@@ -84,11 +85,10 @@ class Joining:
 
     def _stands_behind(self, sequence: Sequence, size: int) -> bool:
         """Whether one that could not be afforded is not to be passed by it."""
-        policy = self._moment.policy
-        return any(
-            size >= larger or protection(policy, sequence) > protection(policy, other)
-            for other, larger in self._blocked
-        )
+        if not self._blocked:
+            return False
+        own = protection(self._moment.policy, sequence)
+        return any(size >= larger or own > protected for _, larger, protected in self._blocked)
 
     def _place(self, sequence: Sequence, found: list[int], count: int, size: int, *, reserved: bool) -> None:
         moment = self._moment

@@ -351,6 +351,7 @@ async def test_many_answers_of_many_priorities_in_a_tight_pool_leave_nothing_whe
             return message
 
         others = [asyncio.create_task(collect(running.stub, asked(f"stays-{at}", at))) for at in (-1, 0, 1)]
+        await until(lambda: running.core.load().waiting > 0, "all slots are taken by others")
         leaving = running.stub.Generate(asked("leaves", 2))
         deltas = 0
         while deltas < 3:

@@ -53,6 +53,7 @@ class WaitingQueue:
         self._tenants: dict[str, int] = {}  # sequences waiting; no zeros
         self._priorities: dict[int, int] = {}  # likewise
         self._aging = KeyedHeap()  # by when the class changes
+        self._moves = 0  # how often the order of the flows changed: a walk under way looks at it anew then
         self.tokens = 0
         self.size_bytes = 0
 
@@ -279,6 +280,7 @@ class WaitingQueue:
         if after is None:
             del self._groups[number]
         if before != after:
+            self._moves += 1
             if before is not None:
                 del self._order[bisect_left(self._order, (before, number))]
             if after is not None:
@@ -287,10 +289,12 @@ class WaitingQueue:
     def _rank(self, flow: _Flow) -> None:
         served = self._counters.counter(flow[1]) if self._policy.by_tenant else 0
         rank = self._rank_of[flow] = (served, flow[1], flow[0])
+        self._moves += 1
         insort(self._groups[flow[0]].ranks, rank)
 
     def _unrank(self, flow: _Flow) -> None:
         ranks = self._groups[flow[0]].ranks
+        self._moves += 1
         del ranks[bisect_left(ranks, self._rank_of.pop(flow))]
 
     def _settle(self) -> None:
@@ -302,8 +306,10 @@ class WaitingQueue:
                     self._rank((number, tenant))
 
     def _in_order(self) -> Iterator[_Rank]:
-        """Of all flows: by class, and in a class the tenant served least first."""
-        self._settle()
+        """Of all flows: by class, and in a class the tenant served least first. Of use until the next of `_moves`."""
+        if len(self._order) == 1:
+            yield from self._groups[self._order[0][1]].ranks
+            return
         for _, groups in groupby(self._order, key=lambda entry: entry[0]):
             yield from merge(*(self._groups[number].ranks for _, number in groups))
 
@@ -318,6 +324,9 @@ class Walk:
         self._window: list[tuple[int, Sequence]] = []  # (cached tokens, sequence), by age
         self._last: tuple[_Flow, Sequence] | None = None
         self._left: set[int] = set()  # groups; asked for members only
+        self._ranks: Iterator[_Rank] = iter(())  # of the flows behind the one that the walk is in
+        self._rank: _Rank | None = None  # of that one
+        self._moves = -1  # of the queue, when they were looked at
 
     def leave_group(self) -> None:
         """The others of the class that the last one was of are left out: in a class of tenants' lines, of its priority;
@@ -334,15 +343,19 @@ class Walk:
 
     def _next_in_line(self) -> Sequence | None:
         queue = self._queue
-        for _, tenant, number in queue._in_order():
-            if number in self._left:
-                continue
+        queue._settle()
+        if self._moves != queue._moves:
+            self._moves, self._ranks = queue._moves, queue._in_order()
+            self._rank = next(self._ranks, None)
+        while self._rank is not None:
+            _, tenant, number = self._rank
             flow = (number, tenant)
-            entry = queue._flows[flow].after(self._reached.get(flow))
+            entry = None if number in self._left else queue._flows[flow].after(self._reached.get(flow))
             if entry is not None:
                 self._reached[flow], sequence = entry
                 self._last = (flow, sequence)
                 return sequence
+            self._rank = next(self._ranks, None)
         return None
 
     def _next_cached(self) -> Sequence | None:
