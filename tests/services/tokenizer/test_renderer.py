@@ -232,10 +232,10 @@ def _runs(pid: int) -> bool:
 
 
 async def test_a_failure_reaches_the_caller_by_name(default_model_path: Path) -> None:
-    from chain import _text_model
+    from chain import text_model
     from opentelemetry.trace import NoOpTracer
 
-    model, _ = _text_model(default_model_path)
+    model, _ = text_model(default_model_path)
     async with rendering(LOOPS, QUICK) as renderer:
         prompts = Prompts(model, renderer, PromptLimits(1000), NoOpTracer())
         with pytest.raises(InvalidArgument) as refused:
