@@ -79,8 +79,8 @@ async def chats(loaded: LoadedText, text: str) -> None:
     try:
         prompts = Prompts(loaded.model, renderer, PromptLimits(8 << 20), NoOpTracer())
         short, long = chat_of(CHAT), chat_of(text)
-        for _ in range(WARM):
-            _, ids = await prompts.encode_chat(short)
+        for _ in range(WARM):  # two at a time: so both processes are there
+            (_, ids), _ = await asyncio.gather(prompts.encode_chat(short), prompts.encode_chat(short))
         print(f"a chat of {len(ids)} tokens, template and encoding:")
         for name, beside in (("alone", None), ("beside a chat of 1 MB", lambda: prompts.encode_chat(long))):
             found = await paced(lambda: prompts.encode_chat(short), beside)
