@@ -1,7 +1,7 @@
 """The chain in this process for tests: a scheduler, and a text edge, in front of the fake executor."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -151,7 +151,7 @@ class TextChain:
 
 
 @cache
-def _text_model(path: Path) -> tuple[TextModel, ChatTemplate | None]:
+def text_model(path: Path) -> tuple[TextModel, ChatTemplate | None]:
     """Immutable, and takes a second to build."""
     with open_gguf(path) as file:
         model = load_tokenizer(file.metadata)
@@ -163,6 +163,8 @@ async def text_chain(
     model_path: Path,
     answer: str = "Hello.",
     *,
+    script: Sequence[int] | None = None,
+    padding: int = 0,
     ends: bool = True,
     tracer: Tracer | None = None,
     tokenizer_hash: str | None = None,
@@ -173,12 +175,14 @@ async def text_chain(
 ) -> AsyncIterator[TextChain]:
     """Edge, gateway, scheduler and fake executor over real sockets, with the default model's real tokenizer.
 
-    answer: what the executor plays to every prompt. ends: then the end of the message comes.
+    answer: what the executor plays to every prompt. script: as ids, instead. ends: then the end of the message comes.
+    padding: ids that the model has beyond the tokenizer's.
     """
     tracer = tracer or NoOpTracer()
-    model, template = _text_model(model_path)
-    capacity = replace(CAPACITY, vocab_size=model.vocab_size, max_model_len=512, total_blocks=total_blocks)
-    script = (*model.encode(answer, add_special=False), *((min(model.eos_ids),) if ends else ()))
+    model, template = text_model(model_path)
+    capacity = replace(CAPACITY, vocab_size=model.vocab_size + padding, max_model_len=512, total_blocks=total_blocks)
+    played = model.encode(answer, add_special=False) if script is None else script
+    script = (*played, *((min(model.eos_ids),) if ends else ()))
     runner = FakeRunner("script", capacity, scripts={(): script})
     async with AsyncExitStack() as stack:
         fake = await stack.enter_async_context(

@@ -40,7 +40,7 @@ class Answer:
         self._index = index
         self._matcher = StopMatcher(rules.stops, rules.include_stop) if matcher is None else matcher
         self._stream = TextStream(
-            Detokenizer(model.token_bytes, model.is_special, skip_special=not rules.keep_special),
+            Detokenizer(model.drawn_bytes, model.is_special, skip_special=not rules.keep_special),
             self._matcher,
             min_tokens=rules.min_tokens,
         )
@@ -61,7 +61,7 @@ class Answer:
         """What ended the answer, if something that was looked for did."""
         if self.stop_string is not None:
             return self.stop_string
-        return None if self._stop_id is None else self._model.token_bytes(self._stop_id).decode("utf-8", "replace")
+        return None if self._stop_id is None else self._model.drawn_bytes(self._stop_id).decode("utf-8", "replace")
 
     @property
     def kept_tokens(self) -> int:
@@ -111,5 +111,5 @@ def with_text(model: TextModel, token_id: int, row: common_pb2.TokenLogprobs) ->
 
 
 def _entry(model: TextModel, token_id: int, logprob: float) -> tokenizer_pb2.TextLogprob:
-    raw = model.token_bytes(token_id)
+    raw = model.drawn_bytes(token_id)
     return tokenizer_pb2.TextLogprob(token_id=token_id, logprob=logprob, text=raw.decode("utf-8", "replace"), bytes=raw)

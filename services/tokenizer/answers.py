@@ -172,7 +172,7 @@ class Answers:
     def _name_first(self, told: TextPromptLogprobs) -> None:
         if not self._told_first:
             self._told_first = True
-            raw = self._model.token_bytes(self._prompt[0])
+            raw = self._model.drawn_bytes(self._prompt[0])
             told.first.token_id, told.first.text, told.first.bytes = (
                 self._prompt[0],
                 raw.decode("utf-8", "replace"),

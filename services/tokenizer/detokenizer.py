@@ -13,7 +13,7 @@ class Detokenizer:
     """Incremental decoding of one sequence.
 
     Args:
-        token_bytes: the exact bytes of a token id; raises for an id outside the vocabulary.
+        token_bytes: the exact bytes of a token id.
         is_special: whether an id is no part of the text.
         skip_special: leave special tokens out of the text.
     """

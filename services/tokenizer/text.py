@@ -107,9 +107,15 @@ class TextModel:
         """
         return self._bytes[self._checked(token_id)]
 
+    def drawn_bytes(self, token_id: int) -> bytes:
+        """As `token_bytes`, of an id that a model drew. Models pad their logits: an id beyond the vocabulary may be
+        drawn, and has no text."""
+        return self._bytes[token_id] if token_id < len(self._bytes) else b""
+
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is no part of the text (control or unknown)."""
-        return self._vocabulary.types[self._checked(token_id)] in _SPECIAL
+        """Whether the token is no part of the text (control, unknown, or beyond the vocabulary)."""
+        types = self._vocabulary.types
+        return token_id >= len(types) or types[token_id] in _SPECIAL
 
     def encode(self, text: str, *, add_special: bool, parse_control: bool = False) -> list[int]:
         """Token ids of a text.
@@ -164,7 +170,7 @@ class TextModel:
         Raises:
             InvalidText: an id is outside the vocabulary.
         """
-        kept = (i for i in ids if not (skip_special and self.is_special(i)))
+        kept = [i for i in map(self._checked, ids) if not (skip_special and self.is_special(i))]
         data = b"".join(map(self.token_bytes, kept))
         if self._vocabulary.prefix is not SpacePrefix.NEVER and not is_continued:
             data = data.removeprefix(b" ")

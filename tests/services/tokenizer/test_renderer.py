@@ -27,7 +27,7 @@ FOREVER = (
     "{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}"
 )
 LOOPS = "{% if messages[0].content == 'loop' %}" + FOREVER + "{% endif %}" + CHAT
-QUICK = replace(LIMITS, answer_s=0.3)
+QUICK = replace(LIMITS, answer_s=1.0)  # for what never ends; others must not reach it on a busy machine
 
 
 def chat(content: str, **more: object) -> tokenizer_pb2.ChatPrompt:
@@ -90,7 +90,7 @@ async def test_a_template_that_never_ends_costs_its_worker_alone() -> None:
             assert (await renderer.render(chat("hi"))).text == "<s>[user]hi"
             served += 1
         assert served > 2
-        with pytest.raises(TemplateFailure, match=r"takes longer than 0\.3 s"):
+        with pytest.raises(TemplateFailure, match=r"takes longer than 1 s"):
             await bad
         assert (await renderer.render(chat("hi"))).text == "<s>[user]hi"
         await until(lambda: len(renderer.workers._idle) == 2, "a new worker")
@@ -232,10 +232,10 @@ def _runs(pid: int) -> bool:
 
 
 async def test_a_failure_reaches_the_caller_by_name(default_model_path: Path) -> None:
-    from chain import _text_model
+    from chain import text_model
     from opentelemetry.trace import NoOpTracer
 
-    model, _ = _text_model(default_model_path)
+    model, _ = text_model(default_model_path)
     async with rendering(LOOPS, QUICK) as renderer:
         prompts = Prompts(model, renderer, PromptLimits(1000), NoOpTracer())
         with pytest.raises(InvalidArgument) as refused:
