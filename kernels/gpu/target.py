@@ -21,6 +21,7 @@ PANEL: Final = 64  # rows of weights that lie together
 CHUNK: Final = 64  # columns of floats that one step of a product takes
 SEGMENT_COLUMNS: Final = 1024  # summed from zero
 SPLIT: Final = 256  # keys whose softmax is merged as one
+FEW_ROWS: Final = 16  # of a tile, at least
 SMALL_ROWS: Final = 64  # up to which a product may give its segments to programs of their own
 
 _TRITON_TYPES: Final = {
@@ -76,11 +77,16 @@ class Target:
     def operand_type(self) -> tl.dtype:
         return _TRITON_TYPES[self.operand]
 
+    def splits_below(self, rows: int) -> int:
+        """Programs below which a product gives its segments to programs of their own. The float32 sums of more than
+        16 rows cost more bytes than a second program on each processor brings."""
+        return 2 * self.processors if rows <= FEW_ROWS else self.processors
+
     def linear(self, kind: str, rows: int, n_out: int, *, gated: bool, affine: bool) -> LinearTiles:
         if self.interpret:
             whole = 1 << (n_out - 1).bit_length()
             return LinearTiles(block_n=min(max(PANEL, whole), 2048), block_t=16, group_t=8, warps=4, stages=1)
-        if rows <= 16:
+        if rows <= FEW_ROWS:
             return LinearTiles(block_n=64, block_t=16, group_t=8, warps=4, stages=4 if kind == "float" else 6)
         if rows <= SMALL_ROWS:
             return LinearTiles(block_n=64, block_t=64, group_t=8, warps=4, stages=3 if gated else 4)
