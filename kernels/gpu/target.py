@@ -88,6 +88,8 @@ class Target:
             return LinearTiles(block_n=min(max(PANEL, whole), 2048), block_t=16, group_t=8, warps=4, stages=1)
         if rows <= FEW_ROWS:
             return LinearTiles(block_n=64, block_t=16, group_t=8, warps=4, stages=4 if kind == "float" else 6)
+        if self.arch >= 100 and kind != "float":
+            return _tensor_memory_tiles(kind, rows, gated=gated)
         if rows <= SMALL_ROWS:
             return LinearTiles(block_n=64, block_t=64, group_t=8, warps=4, stages=3 if gated else 4)
         older = self.arch < 90 and kind != "float"  # without wgmma both operands take registers
@@ -107,6 +109,16 @@ class Target:
         if head_dim <= 128:
             return AttentionTiles(block_m=64, block_kv=32, warps=4, stages=3)
         return AttentionTiles(block_m=64, block_kv=16, warps=8, stages=3)
+
+
+def _tensor_memory_tiles(kind: str, rows: int, *, gated: bool) -> LinearTiles:
+    """Of sm_100. Triton 3.7 makes a trap of larger ones: of all that were tried, those compile whose slices (4 of
+    8-bit weights, 8 of 4-bit ones, gated twice as many) times block_t are at most 512, the columns of tensor memory."""
+    if gated and kind == "int4":
+        return LinearTiles(block_n=64, block_t=32, group_t=16, warps=4, stages=3)
+    if gated or kind == "int4" or rows <= SMALL_ROWS:
+        return LinearTiles(block_n=64, block_t=64, group_t=16, warps=4, stages=3 if gated else 4)
+    return LinearTiles(block_n=64, block_t=128, group_t=8, warps=8, stages=3)
 
 
 def interpreting() -> bool:
