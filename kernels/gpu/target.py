@@ -97,6 +97,17 @@ class Target:
             return LinearTiles(block_n=64, block_t=64, group_t=16, warps=4, stages=3)
         return LinearTiles(block_n=64 if gated else 128, block_t=128, group_t=8, warps=8, stages=3)
 
+    def narrow(self, rows: int, n_out: int, *, gated: bool) -> LinearTiles:
+        """Of products whose both operands have 8 bits."""
+        if self.interpret:
+            whole = 1 << (n_out - 1).bit_length()
+            return LinearTiles(block_n=min(max(PANEL, whole), 1024), block_t=16, group_t=8, warps=4, stages=1)
+        if rows <= FEW_ROWS:
+            return LinearTiles(block_n=64, block_t=16, group_t=8, warps=4, stages=4)
+        if rows <= SMALL_ROWS:
+            return LinearTiles(block_n=64, block_t=64, group_t=8, warps=4, stages=3)
+        return LinearTiles(block_n=64 if gated else 128, block_t=128, group_t=8, warps=8, stages=3)
+
     def attention(self, head_dim: int) -> AttentionTiles:
         if self.interpret:
             return AttentionTiles(block_m=128, block_kv=128, warps=4, stages=1)
