@@ -28,6 +28,7 @@ _POINTERS: Final = {
     torch.bfloat16: "*bf16",
     torch.uint8: "*u8",
     torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.float64: "*fp64",

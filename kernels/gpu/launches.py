@@ -16,6 +16,7 @@ from kernels.gpu import attention, draws
 from kernels.gpu.backend import GpuOps
 from kernels.gpu.device.draw import NUMBERS, ORDER
 from kernels.gpu.launch import Launch
+from kernels.gpu.narrow import FP8_ARCH, KINDS, NarrowRows, narrow_norm, narrow_product, narrow_rows
 from kernels.gpu.pack import GpuMatrix, chunk_columns
 from kernels.gpu.pages import PAGE_FORMATS
 from kernels.gpu.products import product
@@ -74,6 +75,42 @@ def _product_cases(arch: int) -> Iterator[Case]:
                 yield Case(f"{what}, {rows} rows", bound, launch)
             gated = _recorded(arch, partial(_gated, x=x, weight=wide))
             yield Case(f"gated linear {name}, {rows} rows", bound, gated[0])
+
+
+def narrow_cases(arch: int) -> Iterator[Case]:
+    """Products of two 8-bit operands, and the kernels before them: none of a step yet, so not among `cases`."""
+    x, gain = _rows(64, COLS, torch.float32), _rows(1, COLS, torch.float32)[0]
+    for kind in KINDS if arch >= FP8_ARCH else ("int8",):
+        square, wide = _narrow(COLS, kind), _narrow(2 * INNER, kind)
+        for rows, bound in ((1, "memory"), (64, "memory"), (4096, "products")):
+            given, residual = _narrow(rows, kind), _rows(rows, COLS, torch.float32)
+            plain = _recorded(arch, partial(_narrow_product, x=given, weight=square, residual=residual))
+            yield Case(f"linear {kind} by {kind}, {rows} rows", bound, plain[0])
+            gated = _recorded(arch, partial(_narrow_gated, x=given, weight=wide))
+            yield Case(f"gated linear {kind} by {kind}, {rows} rows", bound, gated[0])
+        for name, call in (("rows", partial(_narrowed, x=x)), ("rms_norm", partial(_narrow_normed, x=x, gain=gain))):
+            yield Case(f"{name} to {kind}", "memory", _recorded(arch, partial(call, kind=kind))[0])
+
+
+def _narrow(rows: int, kind: str) -> NarrowRows:
+    codes = torch.empty(rows, COLS, dtype=KINDS[kind], device=META)
+    return NarrowRows(kind, COLS, codes, torch.empty(rows, device=META))
+
+
+def _narrow_product(ops: GpuOps, x: NarrowRows, weight: NarrowRows, residual: Tensor) -> Tensor:
+    return narrow_product(ops.target, x, weight, residual=residual)
+
+
+def _narrow_gated(ops: GpuOps, x: NarrowRows, weight: NarrowRows) -> Tensor:
+    return narrow_product(ops.target, x, weight, gated=True, out_type=torch.bfloat16)
+
+
+def _narrowed(ops: GpuOps, x: Tensor, kind: str) -> Tensor:
+    return narrow_rows(ops.target, x, kind).codes
+
+
+def _narrow_normed(ops: GpuOps, x: Tensor, gain: Tensor, kind: str) -> Tensor:
+    return narrow_norm(ops.target, x, gain, 1e-5, kind).codes
 
 
 def _attention_cases(arch: int) -> Iterator[Case]:

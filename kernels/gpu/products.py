@@ -54,7 +54,7 @@ def product(
     columns = chunk_columns(matrix.kind)
     segment = SEGMENT_COLUMNS // columns
     segments = -(-matrix.chunks // segment)
-    split = segments > 1 and rows <= SMALL_ROWS and grid < 2 * target.processors
+    split = segments > 1 and rows <= SMALL_ROWS and grid < target.splits_below(rows)
     partial = torch.empty(segments, rows, matrix.rows, dtype=torch.float32, device=target.device) if split else out
     target.launch(
         Launch(

@@ -21,6 +21,7 @@ PANEL: Final = 64  # rows of weights that lie together
 CHUNK: Final = 64  # columns of floats that one step of a product takes
 SEGMENT_COLUMNS: Final = 1024  # summed from zero
 SPLIT: Final = 256  # keys whose softmax is merged as one
+FEW_ROWS: Final = 16  # of a tile, at least
 SMALL_ROWS: Final = 64  # up to which a product may give its segments to programs of their own
 
 _TRITON_TYPES: Final = {
@@ -76,17 +77,35 @@ class Target:
     def operand_type(self) -> tl.dtype:
         return _TRITON_TYPES[self.operand]
 
+    def splits_below(self, rows: int) -> int:
+        """Programs below which a product gives its segments to programs of their own. The float32 sums of more than
+        16 rows cost more bytes than a second program on each processor brings."""
+        return 2 * self.processors if rows <= FEW_ROWS else self.processors
+
     def linear(self, kind: str, rows: int, n_out: int, *, gated: bool, affine: bool) -> LinearTiles:
         if self.interpret:
             whole = 1 << (n_out - 1).bit_length()
             return LinearTiles(block_n=min(max(PANEL, whole), 2048), block_t=16, group_t=8, warps=4, stages=1)
-        if rows <= 16:
+        if rows <= FEW_ROWS:
             return LinearTiles(block_n=64, block_t=16, group_t=8, warps=4, stages=4 if kind == "float" else 6)
+        if self.arch >= 100 and kind != "float":
+            return _tensor_memory_tiles(kind, rows, gated=gated)
         if rows <= SMALL_ROWS:
             return LinearTiles(block_n=64, block_t=64, group_t=8, warps=4, stages=3 if gated else 4)
         older = self.arch < 90 and kind != "float"  # without wgmma both operands take registers
         if gated and (affine or older):  # the minima take the registers that a wider tile would need
             return LinearTiles(block_n=64, block_t=64, group_t=16, warps=4, stages=3)
+        return LinearTiles(block_n=64 if gated else 128, block_t=128, group_t=8, warps=8, stages=3)
+
+    def narrow(self, rows: int, n_out: int, *, gated: bool) -> LinearTiles:
+        """Of products whose both operands have 8 bits."""
+        if self.interpret:
+            whole = 1 << (n_out - 1).bit_length()
+            return LinearTiles(block_n=min(max(PANEL, whole), 1024), block_t=16, group_t=8, warps=4, stages=1)
+        if rows <= FEW_ROWS:
+            return LinearTiles(block_n=64, block_t=16, group_t=8, warps=4, stages=4)
+        if rows <= SMALL_ROWS:
+            return LinearTiles(block_n=64, block_t=64, group_t=8, warps=4, stages=3)
         return LinearTiles(block_n=64 if gated else 128, block_t=128, group_t=8, warps=8, stages=3)
 
     def attention(self, head_dim: int) -> AttentionTiles:
@@ -101,6 +120,16 @@ class Target:
         if head_dim <= 128:
             return AttentionTiles(block_m=64, block_kv=32, warps=4, stages=3)
         return AttentionTiles(block_m=64, block_kv=16, warps=8, stages=3)
+
+
+def _tensor_memory_tiles(kind: str, rows: int, *, gated: bool) -> LinearTiles:
+    """Of sm_100. Triton 3.7 makes a trap of larger ones: of all that were tried, those compile whose slices (4 of
+    8-bit weights, 8 of 4-bit ones, gated twice as many) times block_t are at most 512, the columns of tensor memory."""
+    if gated and kind == "int4":
+        return LinearTiles(block_n=64, block_t=32, group_t=16, warps=4, stages=3)
+    if gated or kind == "int4" or rows <= SMALL_ROWS:
+        return LinearTiles(block_n=64, block_t=64, group_t=16, warps=4, stages=3 if gated else 4)
+    return LinearTiles(block_n=64, block_t=128, group_t=8, warps=8, stages=3)
 
 
 def interpreting() -> bool:

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from kernels.gpu.compiled import SHARED_LIMIT, Compiled, compile_launch, inspect
-from kernels.gpu.launches import Case, cases
+from kernels.gpu.launches import Case, cases, narrow_cases
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("this process interprets kernels", allow_module_level=True)
@@ -21,6 +21,7 @@ CASES = [(arch, case) for arch in ARCHES for case in {case.name: case for case i
 @pytest.mark.parametrize(("arch", "case"), CASES, ids=[f"sm_{arch} {case.name}" for arch, case in CASES])
 def test_resources_and_instructions(arch: int, case: Case) -> None:
     found = inspect(case.launch, arch)
+    assert found.registers > 16, f"a trap: {found}"
     assert found.spills == 0, found
     assert found.shared <= SHARED_LIMIT[arch], found
     if is_large_product(case):
@@ -39,6 +40,42 @@ def test_tiles_of_older_targets(name: str) -> None:
     found = inspect({case.name: case for case in cases(80)}[name].launch, 80)
     assert found.spills == 0, found
     assert set(found.tensor) == {"mma"}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("arch", "name", "instruction"),
+    [
+        (100, "gated linear W4, 1 rows", "tcgen05"),
+        (100, "gated linear W4, 64 rows", "tcgen05"),
+        (100, "linear W8, 4096 rows", "tcgen05"),
+        (100, "gated linear W8, 4096 rows", "tcgen05"),
+        (100, "linear W4, 4096 rows", "tcgen05"),
+        (100, "gated linear W4, 4096 rows", "tcgen05"),
+        (100, "gated linear W4 with minima, 4096 rows", "tcgen05"),
+        (100, "linear fp8 by fp8, 4096 rows", "tcgen05"),
+    ],
+)
+def test_no_product_is_a_trap(arch: int, name: str, instruction: str) -> None:
+    """Where a tile does not fit sm_100's tensor memory, Triton drops the kernel's code: 4 registers are left."""
+    found = inspect({case.name: case for case in (*cases(arch), *narrow_cases(arch))}[name].launch, arch)
+    assert found.registers > 16, found
+    assert found.spills == 0, found
+    assert found.shared <= SHARED_LIMIT[arch], found
+    assert set(found.tensor) == {instruction}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("arch", "kind", "pattern"),
+    [
+        (90, "fp8", r"wgmma\.mma_async\S*\.e4m3\.e4m3"),
+        (90, "int8", r"wgmma\.mma_async\S*\.s8\.s8"),
+    ],
+)
+def test_products_of_8_bits_are_multiplied_as_such(arch: int, kind: str, pattern: str) -> None:
+    launch = {case.name: case for case in narrow_cases(arch)}[f"linear {kind} by {kind}, 4096 rows"].launch
+    assert re.search(pattern, compile_launch(launch, arch).asm["ptx"])
 
 
 def is_large_product(case: Case) -> bool:
