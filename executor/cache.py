@@ -57,7 +57,7 @@ def plan_memory(
     shape: KvShape,
     *,
     block_size: int,
-    temporary_bytes: int,
+    temporary_bytes: Callable[[int], int],
     context_length: int,
     max_model_len: int | None,
     kv_memory_bytes: int | None = None,
@@ -65,6 +65,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Exactly one of `kv_memory_bytes` (for the pool and the temporaries together) and `total_blocks` is given.
 
+    temporary_bytes: of the largest step where sequences have at most so many tokens; it must not fall with them.
     max_model_len: None takes the model's context, or what the pool holds if that is less. A value that the context or
     the pool cannot hold raises MemoryPlanError, as does a budget without room for one block.
     """
@@ -73,13 +74,18 @@ def plan_memory(
     if max_model_len is not None and not 1 <= max_model_len <= context_length:
         raise MemoryPlanError(f"max_model_len must be from 1 to the model's {context_length}, got {max_model_len}")
     block_bytes = shape.block_bytes(block_size)
+
+    def longest(blocks: int) -> int:
+        return max_model_len or min(context_length, blocks * block_size)
+
     if kv_memory_bytes is not None and total_blocks is None:
-        total_blocks = (kv_memory_bytes - temporary_bytes) // block_bytes
+        total_blocks = _blocks_within(kv_memory_bytes, block_bytes, lambda blocks: temporary_bytes(longest(blocks)))
         if total_blocks < 1:
+            least = temporary_bytes(longest(1))
+            lower = "max_batched_tokens or max_sequences" + (" or max_model_len" if max_model_len else "")
             raise MemoryPlanError(
                 f"kv_memory_bytes is {kv_memory_bytes}; one block takes {block_bytes} and the temporaries of the "
-                f"largest step {temporary_bytes}: give at least {block_bytes + temporary_bytes}, or lower "
-                "max_batched_tokens or max_sequences"
+                f"largest step {least}: give at least {block_bytes + least}, or lower {lower}"
             )
     elif kv_memory_bytes is not None or total_blocks is None:
         raise MemoryPlanError("exactly one of kv_memory_bytes and total_blocks must be given")
@@ -94,9 +100,21 @@ def plan_memory(
         block_size=block_size,
         total_blocks=total_blocks,
         pool_bytes=total_blocks * block_bytes,
-        temporary_bytes=temporary_bytes,
-        max_model_len=max_model_len or min(context_length, held),
+        temporary_bytes=temporary_bytes(longest(total_blocks)),
+        max_model_len=longest(total_blocks),
     )
+
+
+def _blocks_within(budget: int, block_bytes: int, temporary_bytes: Callable[[int], int]) -> int:
+    """The most blocks that leave room for the temporaries that so many blocks allow; 0: not one does."""
+    fewest, most = 0, max(0, budget // block_bytes)
+    while fewest < most:
+        blocks = (fewest + most + 1) // 2
+        if blocks * block_bytes + temporary_bytes(blocks) <= budget:
+            fewest = blocks
+        else:
+            most = blocks - 1
+    return fewest
 
 
 def allocate_pool(shape: KvShape, plan: MemoryPlan, allocate: Callable[[int], Tensor] = large_pages) -> KvPool:

@@ -189,8 +189,9 @@ class Ops(Protocol):
         """
         ...
 
-    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
-        """Upper bound of what the ops allocate beyond their results in a step of so many rows and sequences, bytes."""
+    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int, max_model_len: int) -> int:
+        """Upper bound of what the ops allocate beyond their results in a step of so many rows and sequences, none of
+        them longer than max_model_len; bytes. Never falls as a size grows."""
         ...
 
     def resident(self, tensor: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class ReferenceOps(Ops):
     def pack(self, parts: Sequence[StoredMatrix], *, lookup: bool) -> RawMatrix:
         return pack_raw(parts)
 
-    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
+    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int, max_model_len: int) -> int:
         # Decoded weights in float32 with their intermediates, and in float64; keys and values of one sequence in
         # float64 are bounded by the pages themselves, twice.
         return 6 * CHUNK_BYTES

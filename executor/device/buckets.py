@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-SPLIT: Final = 256  # keys of a split, as in kernels.gpu.target
+from kernels.gpu.workspace import SPLIT as SPLIT
+
 _FINE: Final = (1, 2, 4, 8, 16)
 _STEP: Final = 32  # of rows, beyond
 

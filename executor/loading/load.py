@@ -63,11 +63,13 @@ def load_runner(
         vocab_size = _vocab_size(file)
         kv = KvShape(config.layers, config.kv_heads, config.head_dim, ops.kv_dtype)
         attention = AttentionShape(config.heads, config.kv_heads, config.head_dim, block_size)
+        activations_of_step = config.activation_bytes(vocab_size, max_batched_tokens, max_sequences)
         plan = plan_memory(
             kv,
             block_size=block_size,
-            temporary_bytes=config.activation_bytes(vocab_size, max_batched_tokens, max_sequences)
-            + ops.workspace_bytes(attention, max_batched_tokens, max_sequences),
+            temporary_bytes=lambda longest: (
+                activations_of_step + ops.workspace_bytes(attention, max_batched_tokens, max_sequences, longest)
+            ),
             context_length=config.context_length,
             max_model_len=max_model_len,
             kv_memory_bytes=kv_memory_bytes,

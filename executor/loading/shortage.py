@@ -24,7 +24,7 @@ def start_table(weights: int, temporaries: int, pool: int) -> MemoryTable:
     return MemoryTable(
         (
             Line(WEIGHTS, weights, "--weights with fewer bits, or a smaller model"),
-            Line(TEMPORARIES, temporaries, "lower --max-batched-tokens or --max-sequences"),
+            Line(TEMPORARIES, temporaries, "lower --max-batched-tokens, --max-sequences or --max-model-len"),
             Line(POOL, pool, "lower --kv-memory-mib or --total-blocks"),
         )
     )

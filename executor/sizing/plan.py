@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from executor.device.buckets import SPLIT, bucket_table
+from executor.device.buckets import bucket_table
 from executor.sizing.devices import GIB, Device, PlanError
 from executor.sizing.formats import CacheFormat, Weights
 from executor.sizing.shapes import ModelShape
+from kernels.gpu.workspace import attention_workspace_bytes
 
 RESERVE_FRACTION: Final = 0.04  # of a device's memory: its context, code, allocator; an allowance, not a measurement
 _GRAPH_BYTES: Final = 16 << 10  # of one recorded launch; likewise
@@ -147,7 +148,7 @@ def fixed_lines(ask: Ask) -> tuple[Line, ...]:
     lines = [
         Line("reserve", reserve, "--reserve-gib"),
         Line("weights", ask.weights.weight_bytes(ask.shape), "--weights with fewer bits, or a smaller model"),
-        Line("temporaries", temporary_bytes(ask), "max-batched-tokens or max-sequences"),
+        Line("temporaries", temporary_bytes(ask), "max-batched-tokens or max-sequences, or a shorter context"),
     ]
     if on_gpu:
         lines.append(Line("graphs", graph_bytes(ask), "max-sequences, which bounds how many are recorded"))
@@ -158,7 +159,16 @@ def temporary_bytes(ask: Ask) -> int:
     """Of the largest step: activations, logits, the states of split keys."""
     total = activation_bytes(ask.shape, ask.max_batched_tokens, ask.max_sequences)
     if ask.device.processors:
-        total += split_state_bytes(ask.device.processors, ask.shape.head_dim, ask.context)
+        total += attention_workspace_bytes(
+            processors=ask.device.processors,
+            kv_heads=ask.shape.kv_heads,
+            head_dim=ask.shape.head_dim,
+            block_size=ask.block_size,
+            tile=_TILE,
+            max_rows=ask.max_batched_tokens,
+            max_sequences=ask.max_sequences,
+            max_model_len=ask.context,
+        )
     return total
 
 
@@ -167,12 +177,6 @@ def activation_bytes(shape: ModelShape, max_batched_tokens: int, max_sequences: 
     sampling works on one row of logits at a time, in float64 with its keys and masks."""
     row = 5 * shape.hidden + 2 * shape.qkv + 3 * shape.heads * shape.head_dim + 6 * shape.inner
     return 4 * max_batched_tokens * row + 8 * max_sequences * shape.vocab + 128 * shape.vocab
-
-
-def split_state_bytes(processors: int, head_dim: int, context: int) -> int:
-    """Fewer than two tiles a processor are ever split, each into the parts of the longest sequence."""
-    pad = max(16, 1 << (head_dim - 1).bit_length())
-    return 2 * processors * -(-context // SPLIT) * 4 * _TILE * (pad + 2)
 
 
 def graph_bytes(ask: Ask) -> int:

@@ -63,7 +63,7 @@ class CpuOps(Ops):
         packed = self._decoder.pack(layers, eps)
         return PlainDecoder(tuple(layers), eps) if packed is None else packed
 
-    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
+    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int, max_model_len: int) -> int:
         # The rows themselves go through memory that the model counts as activations. What long contexts add, states of
         # pieces of keys, is less than half of what one layer's pages hold of them.
         return self._attention.scratch_bytes(shape) + 64 * shape.kv_heads * (max_rows + max_sequences)

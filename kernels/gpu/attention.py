@@ -16,6 +16,7 @@ from kernels.gpu.device.attention import attention_kernel, merge_kernel
 from kernels.gpu.launch import Launch
 from kernels.gpu.pages import PageFormat
 from kernels.gpu.target import SPLIT, Target
+from kernels.gpu.workspace import attention_workspace_bytes, padded_head
 from kernels.ops import AttentionShape, PagedRows, require
 
 _ITEM: Final = 8  # int32 fields
@@ -123,7 +124,7 @@ def attend(
     if work.items.shape[0] == 0:
         return out
     tiles = target.attention(shape.head_dim)
-    pad = max(16, 1 << (shape.head_dim - 1).bit_length())
+    pad = padded_head(shape.head_dim)
     states = work.parts * shape.kv_heads * tiles.block_m
     part_values = torch.empty(max(1, states * pad), dtype=torch.float32, device=target.device)
     part_states = torch.empty(max(1, 2 * states), dtype=torch.float32, device=target.device)
@@ -189,14 +190,20 @@ def attend(
     return out
 
 
-def workspace_bytes(target: Target, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
-    """Upper bound: only few tiles are ever split, and each has less than all of the longest sequence's splits."""
-    tiles = target.attention(shape.head_dim)
-    pad = max(16, 1 << (shape.head_dim - 1).bit_length())
-    state = 4 * tiles.block_m * (pad + 2)
-    split_tiles = 2 * target.processors  # fewer than that, over all KV heads, are split
-    longest = 512  # splits: 131,072 tokens
-    return split_tiles * longest * state + 64 * (max_rows + max_sequences)
+def workspace_bytes(
+    target: Target, shape: AttentionShape, max_rows: int, max_sequences: int, max_model_len: int
+) -> int:
+    """Upper bound of what `plan` and `attend` allocate beyond the result."""
+    return attention_workspace_bytes(
+        processors=target.processors,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block_size,
+        tile=target.attention(shape.head_dim).block_m,
+        max_rows=max_rows,
+        max_sequences=max_sequences,
+        max_model_len=max_model_len,
+    )
 
 
 def _tiles(rows: PagedRows, tokens: int) -> Iterator[_Tile]:

@@ -80,8 +80,8 @@ class GpuOps(Ops):
     def page_memory(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.target.device)
 
-    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
-        return attention.workspace_bytes(self.target, shape, max_rows, max_sequences)
+    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int, max_model_len: int) -> int:
+        return attention.workspace_bytes(self.target, shape, max_rows, max_sequences, max_model_len)
 
     # -- primitives ---------------------------------------------------------------------------------------------------
 

@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import Launch, run
+from kernels.gpu.workspace import SPLIT as SPLIT
 from kernels.ops import require
 
 PANEL: Final = 64  # rows of weights that lie together
 CHUNK: Final = 64  # columns of floats that one step of a product takes
 SEGMENT_COLUMNS: Final = 1024  # summed from zero
-SPLIT: Final = 256  # keys whose softmax is merged as one
 FEW_ROWS: Final = 16  # of a tile, at least
 SMALL_ROWS: Final = 64  # up to which a product may give its segments to programs of their own
 

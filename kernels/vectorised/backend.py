@@ -60,7 +60,7 @@ class VectorisedOps(Ops):
         packed = tuple(pack_int4([part], lookup=lookup) if fits_int4([part]) else RawMatrix((part,)) for part in parts)
         return packed[0] if len(packed) == 1 else StackedMatrix(packed)
 
-    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int) -> int:
+    def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int, max_model_len: int) -> int:
         return attention.workspace_bytes(shape, max_rows, max_sequences) + 6 * CHUNK_BYTES
 
     def linear(self, x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:

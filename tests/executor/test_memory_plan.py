@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from executor.cache import KvShape, MemoryPlanError, allocate_pool, plan_memory
 
@@ -15,7 +17,7 @@ def test_a_budget_holds_temporaries_and_whole_blocks() -> None:
     plan = plan_memory(
         SHAPE,
         block_size=16,
-        temporary_bytes=1000,
+        temporary_bytes=lambda _: 1000,
         context_length=4096,
         max_model_len=None,
         kv_memory_bytes=1000 + 5 * BLOCK + BLOCK - 1,
@@ -24,13 +26,43 @@ def test_a_budget_holds_temporaries_and_whole_blocks() -> None:
 
 
 def test_a_pool_is_what_was_planned() -> None:
-    plan = plan_memory(SHAPE, block_size=16, temporary_bytes=0, context_length=40, max_model_len=None, total_blocks=9)
+    plan = plan_memory(
+        SHAPE, block_size=16, temporary_bytes=lambda _: 0, context_length=40, max_model_len=None, total_blocks=9
+    )
     pool = allocate_pool(SHAPE, plan)
     assert plan.max_model_len == 40
     assert sum(page.nbytes for page in pool.keys + pool.values) == plan.pool_bytes
     assert all(page.shape == (9, 16, 3, 8) for page in pool.keys + pool.values)
     pool.fill(math.nan)
     assert all(page.isnan().all() for page in pool.keys + pool.values)
+
+
+@given(
+    budget=st.integers(1, 400 * BLOCK),
+    per_token=st.integers(0, 2 * BLOCK),
+    context=st.integers(1, 500),
+    given_length=st.booleans(),
+)
+def test_the_pool_takes_what_the_temporaries_of_its_own_length_leave(
+    budget: int, per_token: int, context: int, given_length: bool
+) -> None:
+    """A longer pool allows longer sequences, whose temporaries take from it: the most blocks for which both fit."""
+
+    def temporaries(longest: int) -> int:
+        return 100 + per_token * longest
+
+    def needed(blocks: int) -> int:
+        return blocks * BLOCK + temporaries(1 if given_length else min(context, 16 * blocks))
+
+    length = 1 if given_length else None
+    arguments = {"block_size": 16, "temporary_bytes": temporaries, "context_length": context, "max_model_len": length}
+    if needed(1) > budget:
+        with pytest.raises(MemoryPlanError, match=f"give at least {needed(1)}, "):
+            plan_memory(SHAPE, kv_memory_bytes=budget, **arguments)  # type: ignore[arg-type]
+        return
+    plan = plan_memory(SHAPE, kv_memory_bytes=budget, **arguments)  # type: ignore[arg-type]
+    assert plan.pool_bytes + plan.temporary_bytes == needed(plan.total_blocks) <= budget < needed(plan.total_blocks + 1)
+    assert plan.temporary_bytes == temporaries(plan.max_model_len)
 
 
 @pytest.mark.parametrize(
@@ -50,4 +82,4 @@ def test_a_pool_is_what_was_planned() -> None:
 def test_settings_without_room_are_named(settings: dict[str, int], message: str) -> None:
     rest: dict[str, int | None] = {"block_size": 16, "max_model_len": None} | settings
     with pytest.raises(MemoryPlanError, match=message):
-        plan_memory(SHAPE, temporary_bytes=1000, context_length=4096, **rest)  # type: ignore[arg-type]
+        plan_memory(SHAPE, temporary_bytes=lambda _: 1000, context_length=4096, **rest)  # type: ignore[arg-type]
