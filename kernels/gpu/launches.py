@@ -54,6 +54,7 @@ def matrix(kind: str, rows: int, cols: int, *, affine: bool = False, group: int 
 
 def cases(arch: int) -> Iterator[Case]:
     yield from _product_cases(arch)
+    yield from _narrow_cases(arch)
     yield from _attention_cases(arch)
     yield from _row_cases(arch)
     yield from _draw_cases(arch)
@@ -77,8 +78,7 @@ def _product_cases(arch: int) -> Iterator[Case]:
             yield Case(f"gated linear {name}, {rows} rows", bound, gated[0])
 
 
-def narrow_cases(arch: int) -> Iterator[Case]:
-    """Products of two 8-bit operands, and the kernels before them: none of a step yet, so not among `cases`."""
+def _narrow_cases(arch: int) -> Iterator[Case]:
     x, gain = _rows(64, COLS, torch.float32), _rows(1, COLS, torch.float32)[0]
     for kind in KINDS if arch >= FP8_ARCH else ("int8",):
         square, wide = _narrow(COLS, kind), _narrow(2 * INNER, kind)

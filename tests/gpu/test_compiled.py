@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from kernels.gpu.compiled import SHARED_LIMIT, Compiled, compile_launch, inspect
-from kernels.gpu.launches import Case, cases, narrow_cases
+from kernels.gpu.launches import Case, cases
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("this process interprets kernels", allow_module_level=True)
@@ -46,6 +46,9 @@ def test_tiles_of_older_targets(name: str) -> None:
 @pytest.mark.parametrize(
     ("arch", "name", "instruction"),
     [
+        (80, "linear W8, 4096 rows", "mma"),
+        (80, "linear int8 by int8, 4096 rows", "mma"),
+        (89, "linear fp8 by fp8, 4096 rows", "mma"),
         (100, "gated linear W4, 1 rows", "tcgen05"),
         (100, "gated linear W4, 64 rows", "tcgen05"),
         (100, "linear W8, 4096 rows", "tcgen05"),
@@ -58,7 +61,7 @@ def test_tiles_of_older_targets(name: str) -> None:
 )
 def test_no_product_is_a_trap(arch: int, name: str, instruction: str) -> None:
     """Where a tile does not fit sm_100's tensor memory, Triton drops the kernel's code: 4 registers are left."""
-    found = inspect({case.name: case for case in (*cases(arch), *narrow_cases(arch))}[name].launch, arch)
+    found = inspect({case.name: case for case in cases(arch)}[name].launch, arch)
     assert found.registers > 16, found
     assert found.spills == 0, found
     assert found.shared <= SHARED_LIMIT[arch], found
@@ -69,12 +72,14 @@ def test_no_product_is_a_trap(arch: int, name: str, instruction: str) -> None:
 @pytest.mark.parametrize(
     ("arch", "kind", "pattern"),
     [
+        (80, "int8", r"mma\.sync\S*\.s8\.s8"),
+        (89, "fp8", r"mma\.sync\S*\.e4m3\.e4m3"),
         (90, "fp8", r"wgmma\.mma_async\S*\.e4m3\.e4m3"),
         (90, "int8", r"wgmma\.mma_async\S*\.s8\.s8"),
     ],
 )
 def test_products_of_8_bits_are_multiplied_as_such(arch: int, kind: str, pattern: str) -> None:
-    launch = {case.name: case for case in narrow_cases(arch)}[f"linear {kind} by {kind}, 4096 rows"].launch
+    launch = {case.name: case for case in cases(arch)}[f"linear {kind} by {kind}, 4096 rows"].launch
     assert re.search(pattern, compile_launch(launch, arch).asm["ptx"])
 
 

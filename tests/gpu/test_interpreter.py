@@ -21,7 +21,7 @@ CONTRACT = (
 )
 RUNS = {
     "contract": (["kernels/test_ops.py", "kernels/test_head.py"], CONTRACT, 60),
-    "own": (["gpu/interpreted"], "", 20),
+    "own": (["gpu/interpreted"], "", 50),
 }
 
 

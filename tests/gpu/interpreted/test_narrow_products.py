@@ -1,5 +1,6 @@
 """W8A8 products against torch: codes, scales, bias, gate, residual, odd sizes."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,16 @@ def test_rows_have_torchs_codes(kind: str, rows: int, cols: int) -> None:
     assert torch.equal(found.codes[:, :cols].float(), codes.float())
     assert torch.equal(found.scale, scale)
     assert not found.codes[:, cols:].float().any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_zeros_and_rows_that_hold_no_number(kind: str) -> None:
+    x = torch.ones(4, 64)
+    x[0], x[1, 3], x[2, 5] = 0.0, math.nan, math.inf
+    product = narrow_product(TARGET, narrow_rows(TARGET, x, kind), quantized_matrix(TARGET, torch.ones(64, 64), kind))
+    assert torch.equal(product[0], torch.zeros(64))
+    assert product[1:3].isnan().all()
+    torch.testing.assert_close(product[3], torch.full((64,), 64.0))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,11 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 from paged_cases import PagedCase, paged_case
+from stored_matrices import f32_matrix
 from torch import Tensor
 
 from kernels.gpu import attention
 from kernels.gpu.backend import GpuOps
+from kernels.gpu.launch import Launch, run
+from kernels.gpu.pack import GpuMatrix
 from kernels.gpu.pages import PAGE_FORMATS
+from kernels.gpu.products import product
 from kernels.gpu.target import Target, present_target
 from kernels.ops import AttentionShape
 
@@ -182,3 +186,23 @@ def test_what_does_not_fit_is_named() -> None:
 def test_the_interpreter_is_a_target_without_bfloat16() -> None:
     target: Target = present_target()
     assert (target.interpret, target.operand) == (True, torch.float32)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [5, 20])
+def test_segments_in_programs_of_their_own_give_the_same_bits(rows: int, gated: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weights, x = torch.randn(256, 2100, generator=generator), torch.randn(rows, 2100, generator=generator)
+    found, kernels = [], []
+    for processors in (0, 1000):
+
+        def launch(one: Launch) -> None:
+            kernels.append(one.kernel.__name__)
+            run(one)
+
+        target = replace(present_target(), processors=processors, launch=launch)
+        matrix = GpuOps(target).pack([f32_matrix(weights)], lookup=False)
+        assert isinstance(matrix, GpuMatrix)
+        found.append(product(target, x, matrix, gated=gated))
+    assert kernels == ["linear_kernel", "linear_kernel", "reduce_kernel"]
+    assert torch.equal(found[0], found[1])
