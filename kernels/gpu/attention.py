@@ -123,7 +123,7 @@ def attend(
     out = torch.empty(q.shape, dtype=out_type, device=target.device)
     if work.items.shape[0] == 0:
         return out
-    tiles = target.attention(shape.head_dim)
+    tiles = target.attention(shape.head_dim, pages.kind)
     pad = padded_head(shape.head_dim)
     states = work.parts * shape.kv_heads * tiles.block_m
     part_values = torch.empty(max(1, states * pad), dtype=torch.float32, device=target.device)

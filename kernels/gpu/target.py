@@ -90,9 +90,10 @@ class Target:
             return LinearTiles(block_n=64, block_t=16, group_t=8, warps=4, stages=4 if kind == "float" else 6)
         if self.arch >= 100 and kind != "float":
             return _tensor_memory_tiles(kind, rows, gated=gated)
-        if rows <= SMALL_ROWS:
-            return LinearTiles(block_n=64, block_t=64, group_t=8, warps=4, stages=3 if gated else 4)
         older = self.arch < 90 and kind != "float"  # without wgmma both operands take registers
+        if rows <= SMALL_ROWS:
+            block_t = 32 if older and gated and kind == "int4" else 64
+            return LinearTiles(block_n=64, block_t=block_t, group_t=8, warps=4, stages=3 if gated else 4)
         if gated and (affine or older):  # the minima take the registers that a wider tile would need
             return LinearTiles(block_n=64, block_t=64, group_t=16, warps=4, stages=3)
         return LinearTiles(block_n=64 if gated else 128, block_t=128, group_t=8, warps=8, stages=3)
@@ -108,13 +109,14 @@ class Target:
             return LinearTiles(block_n=64, block_t=64, group_t=8, warps=4, stages=3)
         return LinearTiles(block_n=64 if gated else 128, block_t=128, group_t=8, warps=8, stages=3)
 
-    def attention(self, head_dim: int) -> AttentionTiles:
+    def attention(self, head_dim: int, pages: str = "float") -> AttentionTiles:
+        """pages: their kind. The rows of a tile, which a plan is made for, are the same for all kinds."""
         if self.interpret:
             return AttentionTiles(block_m=128, block_kv=128, warps=4, stages=1)
         if head_dim <= 64:
             return AttentionTiles(block_m=64, block_kv=64, warps=4, stages=2)
-        if self.arch < 90 and head_dim <= 128:
-            return AttentionTiles(block_m=64, block_kv=32, warps=8, stages=2)
+        if self.arch < 90 and head_dim <= 128:  # int8 is widened in registers: none are left for a second stage
+            return AttentionTiles(block_m=64, block_kv=32, warps=8, stages=1 if pages == "int8" else 2)
         if self.arch < 90:
             return AttentionTiles(block_m=32, block_kv=16, warps=8, stages=2)
         if head_dim <= 128:

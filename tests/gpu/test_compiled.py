@@ -33,7 +33,14 @@ def test_resources_and_instructions(arch: int, case: Case) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "name",
-    ["gated linear W8, 4096 rows", "gated linear W4, 4096 rows", "attention bf16 D=128", "attention bf16 D=256"],
+    [
+        "gated linear W8, 4096 rows",
+        "gated linear W4, 64 rows",
+        "gated linear W4, 4096 rows",
+        "attention bf16 D=128",
+        "attention int8 D=128",
+        "attention bf16 D=256",
+    ],
 )
 def test_tiles_of_older_targets(name: str) -> None:
     """Those that spill with the tiles of sm_90."""
