@@ -22,7 +22,8 @@ public:
         shape.palette = 1;
         for (int i = 0; i < 6; i++) shape.rows[i] = 16, shape.row_bytes[i] = i < 4 ? 64 : GROUP;
         for (int i = 6; i < 8; i++) shape.rows[i] = GROUP / 4, shape.row_bytes[i] = 64;
-        _tile_loadconfig(&shape);
+        // Not _tile_loadconfig, which g++ tells to read a pointer's size only: the rest may then not be in memory yet.
+        asm volatile("ldtilecfg %0" : : "m"(shape));
     }
     ~Tiles() {
         if (loaded_) _tile_release();
