@@ -53,6 +53,7 @@ class Runner:
         grammars: Grammars | None = None,
     ) -> None:
         self.backend = ops.name
+        self.kv_format = ops.kv_format  # of the pages: bf16, fp8, ...
         self.capacity = capacity
         self.memory = memory
         self.model_hash = model_hash  # SHA-256 of the file, hexadecimal

@@ -169,12 +169,14 @@ def require(condition: bool, message: str) -> None:
 class Ops(Protocol):
     """One back end. Primitives have no body; composites have a default made of primitives, to be fused where it pays.
 
-    name: of the back end. deterministic: whether the module's invariants hold. kv_dtype: of the pages.
+    name: of the back end. deterministic: whether the module's invariants hold. kv_dtype, kv_format: of the pages, and
+    what people call it.
     """
 
     name: str
     deterministic: bool
     kv_dtype: torch.dtype
+    kv_format: str
 
     # -- once ---------------------------------------------------------------------------------------------------------
 
@@ -197,6 +199,11 @@ class Ops(Protocol):
     def resident(self, tensor: Tensor) -> Tensor:
         """Where the ops compute: what every step reads of a model besides its weights."""
         return tensor
+
+    def page(self, shape: AttentionShape) -> tuple[int, int, int]:
+        """Of a block's keys or values, in numbers of kv_dtype: tokens, heads, and a head's with what lies behind them.
+        Raises ValueError for sizes that the pages' format cannot have."""
+        return shape.block_size, shape.kv_heads, shape.head_dim
 
     def page_memory(self, size: int) -> Tensor:
         """uint8 [size], contents whatever, where the pages of the cache are to lie."""

@@ -47,10 +47,11 @@ class GpuOps(Ops):
         self.target = target
         self.pages = pages
         self.kv_dtype = pages.dtype
+        self.kv_format = pages.name
 
     def instruction_set(self) -> str:
         where = "interpreter" if self.target.interpret else f"sm_{self.target.arch}"
-        return f"{where} triton={triton.__version__} operand={self.target.operand} pages={self.pages.kind}"
+        return f"{where} triton={triton.__version__} operand={self.target.operand} pages={self.pages.name}"
 
     def pack(self, parts: Sequence[StoredMatrix], *, lookup: bool) -> PackedMatrix:
         return pack(parts, self.target.device)
@@ -76,6 +77,9 @@ class GpuOps(Ops):
 
     def resident(self, tensor: Tensor) -> Tensor:
         return self._here(tensor)
+
+    def page(self, shape: AttentionShape) -> tuple[int, int, int]:
+        return self.pages.page(shape.block_size, shape.kv_heads, shape.head_dim)
 
     def page_memory(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.target.device)

@@ -84,6 +84,7 @@ def describe(held: Held, process: Process) -> ExecutorDescription:
         capabilities=tuple(capabilities),
         weight_bytes=held.weight_bytes,
         kv_bytes=held.kv_bytes,
+        kv_format=held.kv_format,
     )
 
 
