@@ -209,6 +209,10 @@ class Ops(Protocol):
         """uint8 [size], contents whatever, where the pages of the cache are to lie."""
         return large_pages(size)
 
+    def free_memory(self) -> int | None:
+        """Bytes that could still be allocated where weights and pages lie; None where nobody can say."""
+        return None
+
     def pack_decoder(self, layers: Sequence[DecoderLayer], eps: float) -> PackedDecoder:
         """For `decoder`. The layers' tensors are kept."""
         return PlainDecoder(tuple(layers), eps)

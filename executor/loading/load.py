@@ -13,7 +13,7 @@ from executor.cache import KvShape, allocate_pool, plan_memory
 from executor.grammar.engine import GrammarVocabulary, engine_version
 from executor.grammar.grammars import Grammars
 from executor.loading.gguf import GgufError, GgufFile, find, open_gguf
-from executor.loading.shortage import POOL, WEIGHTS, naming, start_table
+from executor.loading.shortage import POOL, WEIGHTS, check_free, naming, start_table
 from executor.models.model import ModelError
 from executor.models.table import read_model_config
 from executor.quant.table import SCHEMES
@@ -78,9 +78,13 @@ def load_runner(
         )
         stored = sum(len(file.raw(name)) for name in file.tensors)
         table = start_table(stored, plan.temporary_bytes, plan.pool_bytes)
+        check_free(table, ops.free_memory())
         with naming(table, WEIGHTS):
             found = SCHEMES[scheme](file, ops)
             model = config.load(found, ops, vocab_size=vocab_size, max_model_len=plan.max_model_len)
+    table = start_table(model.weight_bytes, plan.temporary_bytes, plan.pool_bytes)  # as they are once packed
+    free = ops.free_memory()
+    check_free(table, None if free is None else free + model.weight_bytes)
     with naming(table, POOL):
         pool = allocate_pool(cached, plan, ops.page_memory)
     capacity = Capacity(

@@ -84,6 +84,13 @@ class GpuOps(Ops):
     def page_memory(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.target.device)
 
+    def free_memory(self) -> int | None:
+        if self.target.device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self.target.device)
+        kept = torch.cuda.memory_reserved(self.target.device) - torch.cuda.memory_allocated(self.target.device)
+        return free + kept  # torch gives again what it keeps
+
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int, max_model_len: int) -> int:
         return attention.workspace_bytes(self.target, shape, max_rows, max_sequences, max_model_len)
 
