@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -71,10 +71,13 @@ def _gpu(settings: BackendSettings) -> Ops:
         from kernels.gpu.backend import GpuOps
         from kernels.gpu.pages import PAGE_FORMATS
         from kernels.gpu.target import present_target
+        from kernels.gpu.variants import Variants
     except ModuleNotFoundError as error:
         raise ValueError(f"the back end gpu needs the package {error.name}; it comes with the extra 'gpu'") from error
     _use_torch_threads(settings)
-    return GpuOps(present_target(), PAGE_FORMATS[settings.kv or KV_FORMATS["gpu"][0]])
+    target = present_target()
+    counted = replace(target, launch=Variants(target.launch))
+    return GpuOps(counted, PAGE_FORMATS[settings.kv or KV_FORMATS["gpu"][0]])
 
 
 def _use_torch_threads(settings: BackendSettings) -> None:

@@ -209,6 +209,15 @@ class Ops(Protocol):
         """uint8 [size], contents whatever, where the pages of the cache are to lie."""
         return large_pages(size)
 
+    def size_classes(self) -> tuple[int, ...]:
+        """Numbers of rows, one of each kind that the ops launch differently: those that serving should have run once
+        before it is ready. None where that makes no difference."""
+        return ()
+
+    def prepared(self) -> None:
+        """Everything that serving needs has run: what has to be compiled from here on comes late."""
+        return
+
     def free_memory(self) -> int | None:
         """Bytes that could still be allocated where weights and pages lie; None where nobody can say."""
         return None

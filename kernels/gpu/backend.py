@@ -17,11 +17,13 @@ from kernels.checks import check_linear, check_paged_rows
 from kernels.gpu import attention, by_rows, draws
 from kernels.gpu.device.rope import cache_write_kernel, rope_cache_kernel
 from kernels.gpu.device.rows import embedding_kernel
+from kernels.gpu.free import free_bytes
 from kernels.gpu.launch import Launch
 from kernels.gpu.pack import GpuMatrix, StackedMatrix, pack
 from kernels.gpu.pages import PAGE_FORMATS, PageFormat
 from kernels.gpu.products import can_gate, product
 from kernels.gpu.target import Target
+from kernels.gpu.variants import SIZE_CLASSES, Variants
 from kernels.ops import (
     AttentionPlan,
     AttentionShape,
@@ -84,12 +86,15 @@ class GpuOps(Ops):
     def page_memory(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.target.device)
 
+    def size_classes(self) -> tuple[int, ...]:
+        return SIZE_CLASSES
+
+    def prepared(self) -> None:
+        if isinstance(self.target.launch, Variants):
+            self.target.launch.seal()
+
     def free_memory(self) -> int | None:
-        if self.target.device.type != "cuda":
-            return None
-        free, _ = torch.cuda.mem_get_info(self.target.device)
-        kept = torch.cuda.memory_reserved(self.target.device) - torch.cuda.memory_allocated(self.target.device)
-        return free + kept  # torch gives again what it keeps
+        return free_bytes(self.target.device)
 
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int, max_model_len: int) -> int:
         return attention.workspace_bytes(self.target, shape, max_rows, max_sequences, max_model_len)
