@@ -98,6 +98,10 @@ class Runner:
     def ops(self) -> Ops:
         return self._ops
 
+    def late_kernels(self) -> int:
+        """How many were compiled since `warm_up`, each of which stopped a step."""
+        return self._ops.late()
+
     @property
     def live_sequences(self) -> int:
         return self._slots.live

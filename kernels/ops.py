@@ -218,6 +218,10 @@ class Ops(Protocol):
         """Everything that serving needs has run: what has to be compiled from here on comes late."""
         return
 
+    def late(self) -> int:
+        """How many kernels were compiled since `prepared`."""
+        return 0
+
     def free_memory(self) -> int | None:
         """Bytes that could still be allocated where weights and pages lie; None where nobody can say."""
         return None

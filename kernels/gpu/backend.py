@@ -50,6 +50,7 @@ class GpuOps(Ops):
         self.pages = pages
         self.kv_dtype = pages.dtype
         self.kv_format = pages.name
+        self._variants = target.launch if isinstance(target.launch, Variants) else None
 
     def instruction_set(self) -> str:
         where = "interpreter" if self.target.interpret else f"sm_{self.target.arch}"
@@ -90,8 +91,11 @@ class GpuOps(Ops):
         return SIZE_CLASSES
 
     def prepared(self) -> None:
-        if isinstance(self.target.launch, Variants):
-            self.target.launch.seal()
+        if self._variants is not None:
+            self._variants.seal()
+
+    def late(self) -> int:
+        return 0 if self._variants is None else len(self._variants.late)
 
     def free_memory(self) -> int | None:
         return free_bytes(self.target.device)
@@ -140,7 +144,7 @@ class GpuOps(Ops):
         return self._norm(x, weight, eps, torch.float32)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return self._silu_mul(gate_up, torch.float32)
+        return by_rows.silu_mul(self.target, self._here(gate_up), torch.float32)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = self._here(x)
@@ -277,9 +281,6 @@ class GpuOps(Ops):
     def _norm(self, x: Tensor, weight: Tensor, eps: float, out_type: torch.dtype) -> Tensor:
         return by_rows.rms_norm(self.target, self._here(x), self._here(weight).contiguous(), eps, out_type)
 
-    def _silu_mul(self, gate_up: Tensor, out_type: torch.dtype) -> Tensor:
-        return by_rows.silu_mul(self.target, self._here(gate_up), out_type)
-
     def _linear(
         self, x: Tensor, weight: PackedMatrix, bias: Tensor | None = None, residual: Tensor | None = None
     ) -> Tensor:
@@ -303,7 +304,7 @@ class GpuOps(Ops):
         """silu(gate) * up, in the operand's type."""
         if isinstance(gate_up, GpuMatrix) and can_gate(gate_up):
             return product(self.target, normed, gate_up, gated=True, out_type=self.target.operand)
-        return self._silu_mul(self._linear(normed, gate_up), self.target.operand)
+        return by_rows.silu_mul(self.target, self._linear(normed, gate_up), self.target.operand)
 
     def _rope(
         self,

@@ -189,6 +189,7 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
         runner.memory.pool_bytes,
         runner.grammars,
         runner.kv_format,
+        runner.late_kernels,
     )
 
 

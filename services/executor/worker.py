@@ -55,7 +55,7 @@ class GrammarSource(Protocol):
 class Held:
     """What loading gives. step_error: what the runner raises for a step that breaks the contract. backend: for
     people. weight_bytes, kv_bytes: resident. grammars: None where sequences can have none. kv_format: of the pages,
-    empty where there are none."""
+    empty where there are none. late_kernels: how many were compiled since, in the midst of steps."""
 
     runner: StepRunner
     step_error: type[Exception]
@@ -65,6 +65,7 @@ class Held:
     kv_bytes: int = 0
     grammars: GrammarSource | None = None
     kv_format: str = ""
+    late_kernels: Callable[[], int] = int
 
 
 @dataclass(frozen=True, slots=True)
