@@ -19,14 +19,16 @@ class MemoryPlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
+    """width: numbers of dtype that a head of a token takes, with what lies behind its own."""
+
     layers: int
     kv_heads: int
-    head_dim: int
+    width: int
     dtype: torch.dtype
 
     def block_bytes(self, block_size: int) -> int:
         """Keys and values of all layers."""
-        return 2 * self.layers * block_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.layers * block_size * self.kv_heads * self.width * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """keys[l], values[l]: [total_blocks, block_size, kv_heads, head_dim]."""
+    """keys[l], values[l]: [total_blocks, block_size, kv_heads, width]."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -120,6 +122,6 @@ def _blocks_within(budget: int, block_bytes: int, temporary_bytes: Callable[[int
 def allocate_pool(shape: KvShape, plan: MemoryPlan, allocate: Callable[[int], Tensor] = large_pages) -> KvPool:
     """Zeroed, so that the memory is there now, not when the pool first fills up. allocate: uint8 of so many bytes,
     where the back end reads pages."""
-    page = (plan.total_blocks, plan.block_size, shape.kv_heads, shape.head_dim)
+    page = (plan.total_blocks, plan.block_size, shape.kv_heads, shape.width)
     pages = allocate(plan.pool_bytes).zero_().view(shape.dtype).view(shape.layers, 2, *page)
     return KvPool(keys=tuple(pages[:, 0]), values=tuple(pages[:, 1]))

@@ -32,6 +32,7 @@ from executor.step import (
     StepTimings,
     TokenLogprobs,
 )
+from executor.warming import warming_steps
 from kernels.ops import Ops
 
 __all__ = ["Runner", "StepError"]
@@ -53,6 +54,7 @@ class Runner:
         grammars: Grammars | None = None,
     ) -> None:
         self.backend = ops.name
+        self.kv_format = ops.kv_format  # of the pages: bf16, fp8, ...
         self.capacity = capacity
         self.memory = memory
         self.model_hash = model_hash  # SHA-256 of the file, hexadecimal
@@ -96,12 +98,17 @@ class Runner:
     def ops(self) -> Ops:
         return self._ops
 
+    def late_kernels(self) -> int:
+        """How many were compiled since `warm_up`, each of which stopped a step."""
+        return self._ops.late()
+
     @property
     def live_sequences(self) -> int:
         return self._slots.live
 
     def warm_up(self) -> None:
-        """Run a small step, so that the first real one finds everything in place. Leaves no sequences.
+        """Run a small step, and one of every size that the back end tells apart, so that real ones find everything in
+        place. Leaves no sequences.
 
         Raises RuntimeError where there are sequences, or if the model's answer is not a number.
         """
@@ -113,6 +120,10 @@ class Runner:
         self.reset()
         if result.results[0].error is not None:
             raise RuntimeError(f"the model does not compute: {result.results[0].error.message}")
+        for step in warming_steps(self.capacity, self._ops.size_classes()):
+            self.run(step)
+            self.reset()
+        self._ops.prepared()
 
     def score(self, token_ids: Sequence[int], first: int) -> list[float]:
         """ln p(token_ids[i] | those before it) for i from `first` on, by the code that serves. Leaves no sequences.

@@ -1,9 +1,10 @@
 """The back ends by name, each loaded when it is asked for."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -18,7 +19,7 @@ class BackendSettings:
 
     cache: where native kernels are kept once built, None takes the user's. instruction_set: None takes the CPU's best.
     compiler: name or path, None takes the first found. activations: what `cpu` rounds them to where weights are
-    integers, a name of kernels.cpu.pack.ACTIVATIONS.
+    integers, a name of kernels.cpu.pack.ACTIVATIONS. kv: of the pages, one of KV_FORMATS; None takes the first.
     """
 
     threads: int | None = None
@@ -27,6 +28,7 @@ class BackendSettings:
     instruction_set: str | None = None
     compiler: str | None = None
     activations: str = "16bit"
+    kv: str | None = None
 
 
 def _reference(settings: BackendSettings) -> Ops:
@@ -67,11 +69,15 @@ def _cpu(settings: BackendSettings) -> Ops:
 def _gpu(settings: BackendSettings) -> Ops:
     try:
         from kernels.gpu.backend import GpuOps
+        from kernels.gpu.pages import PAGE_FORMATS
         from kernels.gpu.target import present_target
+        from kernels.gpu.variants import Variants
     except ModuleNotFoundError as error:
         raise ValueError(f"the back end gpu needs the package {error.name}; it comes with the extra 'gpu'") from error
     _use_torch_threads(settings)
-    return GpuOps(present_target())
+    target = present_target()
+    counted = replace(target, launch=Variants(target.launch))
+    return GpuOps(counted, PAGE_FORMATS[settings.kv or KV_FORMATS["gpu"][0]])
 
 
 def _use_torch_threads(settings: BackendSettings) -> None:
@@ -85,6 +91,15 @@ BACKENDS: dict[str, Callable[[BackendSettings], Ops]] = {
     "cpu-torch": _cpu_torch,
     "gpu": _gpu,
 }
+# What keys and values are kept in, the back end's own first.
+KV_FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "reference": ("fp32",),
+        "cpu": ("bf16",),
+        "cpu-torch": ("bf16",),
+        "gpu": ("bf16", "fp16", "fp32", "fp8", "int8"),
+    }
+)
 
 
 def load(name: str, settings: BackendSettings | None = None) -> Ops:
@@ -98,4 +113,8 @@ def load(name: str, settings: BackendSettings | None = None) -> Ops:
     chosen = settings if settings is not None else BackendSettings()
     if chosen.threads is not None and chosen.threads < 1:
         raise ValueError(f"threads must be at least 1, got {chosen.threads}")
+    if chosen.kv is not None and chosen.kv not in KV_FORMATS[name]:
+        raise ValueError(
+            f"the back end {name} keeps keys and values in {', '.join(KV_FORMATS[name])}, not in {chosen.kv}"
+        )
     return BACKENDS[name](chosen)

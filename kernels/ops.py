@@ -169,12 +169,14 @@ def require(condition: bool, message: str) -> None:
 class Ops(Protocol):
     """One back end. Primitives have no body; composites have a default made of primitives, to be fused where it pays.
 
-    name: of the back end. deterministic: whether the module's invariants hold. kv_dtype: of the pages.
+    name: of the back end. deterministic: whether the module's invariants hold. kv_dtype, kv_format: of the pages, and
+    what people call it.
     """
 
     name: str
     deterministic: bool
     kv_dtype: torch.dtype
+    kv_format: str
 
     # -- once ---------------------------------------------------------------------------------------------------------
 
@@ -198,9 +200,31 @@ class Ops(Protocol):
         """Where the ops compute: what every step reads of a model besides its weights."""
         return tensor
 
+    def page(self, shape: AttentionShape) -> tuple[int, int, int]:
+        """Of a block's keys or values, in numbers of kv_dtype: tokens, heads, and a head's with what lies behind them.
+        Raises ValueError for sizes that the pages' format cannot have."""
+        return shape.block_size, shape.kv_heads, shape.head_dim
+
     def page_memory(self, size: int) -> Tensor:
         """uint8 [size], contents whatever, where the pages of the cache are to lie."""
         return large_pages(size)
+
+    def size_classes(self) -> tuple[int, ...]:
+        """Numbers of rows, one of each kind that the ops launch differently: those that serving should have run once
+        before it is ready. None where that makes no difference."""
+        return ()
+
+    def prepared(self) -> None:
+        """Everything that serving needs has run: what has to be compiled from here on comes late."""
+        return
+
+    def late(self) -> int:
+        """How many kernels were compiled since `prepared`."""
+        return 0
+
+    def free_memory(self) -> int | None:
+        """Bytes that could still be allocated where weights and pages lie; None where nobody can say."""
+        return None
 
     def pack_decoder(self, layers: Sequence[DecoderLayer], eps: float) -> PackedDecoder:
         """For `decoder`. The layers' tensors are kept."""

@@ -27,6 +27,7 @@ class ReferenceOps(Ops):
     name = "reference"
     deterministic = True
     kv_dtype = torch.float32
+    kv_format = "fp32"
 
     def instruction_set(self) -> str:
         return torch.backends.cpu.get_cpu_capability()

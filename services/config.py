@@ -20,6 +20,7 @@ MODEL = "smollm2-135m"
 BACKENDS = ("cpu", "cpu-torch", "gpu", "reference")
 WEIGHTS = ("native", "int8", "bf16")
 ACTIVATIONS = ("16bit", "8bit")
+KV_FORMATS = ("bf16", "fp16", "fp32", "fp8", "int8")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -110,6 +111,11 @@ class ExecutorConfig(Settings):
         "16bit", "what the back end cpu rounds activations to where weights are integers", choices=ACTIVATIONS
     )
     block_size: int = setting(16, "tokens in a KV block", unit="tokens", minimum=1, maximum=256)
+    kv: str | None = setting(
+        None,
+        "what keys and values are kept in: the back end gpu has all, the others their own, which none takes",
+        choices=KV_FORMATS,
+    )
     kv_memory_mib: int = setting(512, "memory for KV blocks", unit="MiB", minimum=1)
     total_blocks: int | None = setting(None, "number of KV blocks, instead of kv-memory-mib", minimum=1)
     max_batched_tokens: int = setting(512, "most tokens computed in a step", unit="tokens", minimum=1, maximum=1 << 20)

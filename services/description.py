@@ -27,7 +27,8 @@ class ExecutorDescription:
     """What `ExecutorService.Describe` tells.
 
     numerics: equal here means equal tokens. capabilities, schema_revision: the contract's enum numbers.
-    instance_id: random per process. weight_bytes, kv_bytes: resident sizes.
+    instance_id: random per process. weight_bytes, kv_bytes: resident sizes. kv_format: of
+    the pages; empty where there are none, and of executors that do not tell.
     """
 
     model: ModelIdentity
@@ -42,6 +43,7 @@ class ExecutorDescription:
     )
     weight_bytes: int = 0
     kv_bytes: int = 0
+    kv_format: str = ""
     schema_revision: int = common_pb2.SCHEMA_REVISION_ONE
 
 
@@ -82,6 +84,7 @@ def description_to_proto(description: ExecutorDescription) -> executor_pb2.Execu
         weight_bytes=description.weight_bytes,
         kv_bytes=description.kv_bytes,
         config_hash=description.config_hash,
+        kv_format=description.kv_format,
     )
 
 
@@ -104,5 +107,6 @@ def description_from_proto(message: executor_pb2.ExecutorServiceDescribeResponse
         capabilities=tuple(int(value) for value in message.capabilities),
         weight_bytes=message.weight_bytes,
         kv_bytes=message.kv_bytes,
+        kv_format=message.kv_format,
         schema_revision=int(message.schema_revision),
     )

@@ -222,6 +222,7 @@ class ExecutorMetrics:
     prompt_tokens: Counter
     sampled_tokens: Counter
     sequence_errors: Counter
+    late_kernels: Counter
     claims: By[Counter]
     epoch: Gauge
     kv_pool_bytes: Gauge
@@ -242,6 +243,7 @@ class ExecutorMetrics:
             prompt_tokens=make.counter("executor_prompt_tokens", "Prompt tokens computed, repeated work too"),
             sampled_tokens=make.counter("executor_sampled_tokens", "Tokens sampled"),
             sequence_errors=make.counter("corrupted_sequences", "Sequences that ended with NaN or alike"),
+            late_kernels=make.counter("executor_late_kernels", "Kernels compiled after the start, in a step"),
             claims=make.counter_by("executor_claims", "Claims, by answer", "result", CLAIM_RESULTS),
             epoch=make.gauge("executor_epoch", "Epoch of the present owner; 0 before the first"),
             kv_pool_bytes=make.gauge("kv_pool_bytes", "Memory of the KV pool"),

@@ -13,7 +13,7 @@ from executor.cache import KvShape, allocate_pool, plan_memory
 from executor.grammar.engine import GrammarVocabulary, engine_version
 from executor.grammar.grammars import Grammars
 from executor.loading.gguf import GgufError, GgufFile, find, open_gguf
-from executor.loading.shortage import POOL, WEIGHTS, naming, start_table
+from executor.loading.shortage import POOL, WEIGHTS, check_free, naming, start_table
 from executor.models.model import ModelError
 from executor.models.table import read_model_config
 from executor.quant.table import SCHEMES
@@ -38,6 +38,7 @@ def load_runner(
     activations: str = "16bit",
     threads: int | None = None,
     pin_threads: bool = False,
+    kv: str | None = None,
     kernel_cache: Path | None = None,
     model_hash: str | None = None,
     grammar_vocabulary: Callable[[], GrammarVocabulary] | None = None,
@@ -45,7 +46,7 @@ def load_runner(
     """Read, check and pack a GGUF model, and allocate its pool.
 
     kv_memory_bytes is for the pool and a step's temporaries together; give it or total_blocks. threads, pin_threads,
-    kernel_cache and activations are as in `BackendSettings`; torch's number of threads is set for the whole process.
+    kernel_cache, kv and activations are as in `BackendSettings`; torch's number of threads is set for the process.
     model_hash: its SHA-256 where it is known already. grammar_vocabulary: called in a thread of its own; None: no
     grammars are served. Weights are read from the file once and not mapped afterwards.
     Raises GgufError or ModelError for the file, MemoryPlanError or ValueError naming the setting, BuildError, OSError.
@@ -55,17 +56,17 @@ def load_runner(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if scheme not in SCHEMES:
         raise ValueError(f"unknown quantization scheme {scheme!r}; there are {', '.join(SCHEMES)}")
-    settings = BackendSettings(threads=threads, pin=pin_threads, cache=kernel_cache, activations=activations)
+    settings = BackendSettings(threads=threads, pin=pin_threads, cache=kernel_cache, activations=activations, kv=kv)
     ops = load_backend(backend, settings)
     model_hash = model_hash or _sha256(path)
     with open_gguf(path) as file:
         config = read_model_config(file.metadata)
         vocab_size = _vocab_size(file)
-        kv = KvShape(config.layers, config.kv_heads, config.head_dim, ops.kv_dtype)
         attention = AttentionShape(config.heads, config.kv_heads, config.head_dim, block_size)
+        cached = KvShape(config.layers, config.kv_heads, ops.page(attention)[2], ops.kv_dtype)
         activations_of_step = config.activation_bytes(vocab_size, max_batched_tokens, max_sequences)
         plan = plan_memory(
-            kv,
+            cached,
             block_size=block_size,
             temporary_bytes=lambda longest: (
                 activations_of_step + ops.workspace_bytes(attention, max_batched_tokens, max_sequences, longest)
@@ -77,11 +78,15 @@ def load_runner(
         )
         stored = sum(len(file.raw(name)) for name in file.tensors)
         table = start_table(stored, plan.temporary_bytes, plan.pool_bytes)
+        check_free(table, ops.free_memory())
         with naming(table, WEIGHTS):
             found = SCHEMES[scheme](file, ops)
             model = config.load(found, ops, vocab_size=vocab_size, max_model_len=plan.max_model_len)
+    table = start_table(model.weight_bytes, plan.temporary_bytes, plan.pool_bytes)  # as they are once packed
+    free = ops.free_memory()
+    check_free(table, None if free is None else free + model.weight_bytes)
     with naming(table, POOL):
-        pool = allocate_pool(kv, plan, ops.page_memory)
+        pool = allocate_pool(cached, plan, ops.page_memory)
     capacity = Capacity(
         block_size=block_size,
         total_blocks=plan.total_blocks,
@@ -95,6 +100,7 @@ def load_runner(
         scheme,
         ops.name,
         ops.instruction_set(),
+        f"kv={ops.kv_format}",
         f"torch={torch.__version__}",
         f"deterministic={ops.deterministic}",
         f"grammar={engine_version()}",

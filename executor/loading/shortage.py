@@ -1,6 +1,6 @@
 """When memory runs out at the start: which line of the plan it was, and what to change.
 
-Owns: the recognition of it, whoever refuses the memory. Must not know: where it is asked for.
+Owns: the recognition of it, whoever refuses the memory. Must not know: where it is asked for, which device it is of.
 """
 
 import errno
@@ -28,6 +28,18 @@ def start_table(weights: int, temporaries: int, pool: int) -> MemoryTable:
             Line(POOL, pool, "lower --kv-memory-mib or --total-blocks"),
         )
     )
+
+
+def check_free(table: MemoryTable, free: int | None) -> None:
+    """Raises MemoryPlanError naming the first line, in the order of allocation, that `free` bytes do not hold. None:
+    nobody can say, and the allocations will."""
+    if free is None:
+        return
+    taken = 0
+    for line in table.lines:
+        taken += line.bytes
+        if taken > free:
+            raise MemoryPlanError(table.shortage(free, at=line.name))
 
 
 @contextmanager

@@ -41,6 +41,7 @@ class CpuOps(Ops):
     name = "cpu"
     deterministic = True
     kv_dtype = torch.bfloat16
+    kv_format = "bf16"
 
     def __init__(self, library: Library, team: Team, activations: str) -> None:
         self._isa = f"{library.isa.name} {library.digest} {activations}"

@@ -17,11 +17,13 @@ from kernels.checks import check_linear, check_paged_rows
 from kernels.gpu import attention, by_rows, draws
 from kernels.gpu.device.rope import cache_write_kernel, rope_cache_kernel
 from kernels.gpu.device.rows import embedding_kernel
+from kernels.gpu.free import free_bytes
 from kernels.gpu.launch import Launch
 from kernels.gpu.pack import GpuMatrix, StackedMatrix, pack
 from kernels.gpu.pages import PAGE_FORMATS, PageFormat
 from kernels.gpu.products import can_gate, product
 from kernels.gpu.target import Target
+from kernels.gpu.variants import SIZE_CLASSES, Variants
 from kernels.ops import (
     AttentionPlan,
     AttentionShape,
@@ -47,10 +49,12 @@ class GpuOps(Ops):
         self.target = target
         self.pages = pages
         self.kv_dtype = pages.dtype
+        self.kv_format = pages.name
+        self._variants = target.launch if isinstance(target.launch, Variants) else None
 
     def instruction_set(self) -> str:
         where = "interpreter" if self.target.interpret else f"sm_{self.target.arch}"
-        return f"{where} triton={triton.__version__} operand={self.target.operand} pages={self.pages.kind}"
+        return f"{where} triton={triton.__version__} operand={self.target.operand} pages={self.pages.name}"
 
     def pack(self, parts: Sequence[StoredMatrix], *, lookup: bool) -> PackedMatrix:
         return pack(parts, self.target.device)
@@ -77,8 +81,24 @@ class GpuOps(Ops):
     def resident(self, tensor: Tensor) -> Tensor:
         return self._here(tensor)
 
+    def page(self, shape: AttentionShape) -> tuple[int, int, int]:
+        return self.pages.page(shape.block_size, shape.kv_heads, shape.head_dim)
+
     def page_memory(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.target.device)
+
+    def size_classes(self) -> tuple[int, ...]:
+        return SIZE_CLASSES
+
+    def prepared(self) -> None:
+        if self._variants is not None:
+            self._variants.seal()
+
+    def late(self) -> int:
+        return 0 if self._variants is None else len(self._variants.late)
+
+    def free_memory(self) -> int | None:
+        return free_bytes(self.target.device)
 
     def workspace_bytes(self, shape: AttentionShape, max_rows: int, max_sequences: int, max_model_len: int) -> int:
         return attention.workspace_bytes(self.target, shape, max_rows, max_sequences, max_model_len)
@@ -124,7 +144,7 @@ class GpuOps(Ops):
         return self._norm(x, weight, eps, torch.float32)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return self._silu_mul(gate_up, torch.float32)
+        return by_rows.silu_mul(self.target, self._here(gate_up), torch.float32)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = self._here(x)
@@ -261,9 +281,6 @@ class GpuOps(Ops):
     def _norm(self, x: Tensor, weight: Tensor, eps: float, out_type: torch.dtype) -> Tensor:
         return by_rows.rms_norm(self.target, self._here(x), self._here(weight).contiguous(), eps, out_type)
 
-    def _silu_mul(self, gate_up: Tensor, out_type: torch.dtype) -> Tensor:
-        return by_rows.silu_mul(self.target, self._here(gate_up), out_type)
-
     def _linear(
         self, x: Tensor, weight: PackedMatrix, bias: Tensor | None = None, residual: Tensor | None = None
     ) -> Tensor:
@@ -287,7 +304,7 @@ class GpuOps(Ops):
         """silu(gate) * up, in the operand's type."""
         if isinstance(gate_up, GpuMatrix) and can_gate(gate_up):
             return product(self.target, normed, gate_up, gated=True, out_type=self.target.operand)
-        return self._silu_mul(self._linear(normed, gate_up), self.target.operand)
+        return by_rows.silu_mul(self.target, self._linear(normed, gate_up), self.target.operand)
 
     def _rope(
         self,

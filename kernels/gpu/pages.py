@@ -19,6 +19,7 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
+    name: str
     kind: str  # float, fp8 or int8, as the kernels call it
     dtype: torch.dtype
 
@@ -28,6 +29,12 @@ class PageFormat:
         return 0 if self.kind == "float" else _SCALE_BYTES
 
     def page(self, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+        """Raises ValueError for a page behind whose numbers scales could not be read."""
+        require(
+            not self.scale_bytes or block_size * kv_heads * head_dim % _SCALE_BYTES == 0,
+            f"{self.name} pages of {block_size} tokens x {kv_heads} heads x {head_dim} bytes leave scales unaligned: "
+            "block_size must be a multiple of 4",
+        )
         return block_size, kv_heads, head_dim + self.scale_bytes
 
     def block_bytes(self, block_size: int, kv_heads: int, head_dim: int) -> int:
@@ -43,18 +50,15 @@ class PageFormat:
         require(pages.dtype == self.dtype, f"{name} must be {self.dtype}, got {pages.dtype}")
         require(pages.is_contiguous(), f"{name} must be contiguous")
         if self.kind != "float":
-            require(
-                block_size * kv_heads * head_dim % _SCALE_BYTES == 0 and pages.storage_offset() % _SCALE_BYTES == 0,
-                f"{name}: scales of blocks of {block_size} x {kv_heads} x {head_dim} bytes are not aligned",
-            )
+            require(pages.storage_offset() % _SCALE_BYTES == 0, f"{name}: scales of blocks are not aligned")
 
 
 PAGE_FORMATS: Mapping[str, PageFormat] = MappingProxyType(
     {
-        "bf16": PageFormat("float", torch.bfloat16),
-        "fp16": PageFormat("float", torch.float16),
-        "fp32": PageFormat("float", torch.float32),
-        "fp8": PageFormat("fp8", torch.uint8),
-        "int8": PageFormat("int8", torch.uint8),
+        "bf16": PageFormat("bf16", "float", torch.bfloat16),
+        "fp16": PageFormat("fp16", "float", torch.float16),
+        "fp32": PageFormat("fp32", "float", torch.float32),
+        "fp8": PageFormat("fp8", "fp8", torch.uint8),
+        "int8": PageFormat("int8", "int8", torch.uint8),
     }
 )

@@ -5,8 +5,9 @@ Triton compiles a kernel anew for other types, constants, and integers that are 
 not; so a launch after `seal` that has a form of its own is one that would stop a server to compile.
 """
 
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton.language as tl
@@ -14,6 +15,9 @@ import triton.language as tl
 from kernels.gpu.launch import Launch
 
 Form = tuple[object, ...]
+# Numbers of rows: 1 and multiples of 16 are told apart by the compiler, up to 16, up to 64 and more by the tiles.
+SIZE_CLASSES: Final = (1, 2, 16, 17, 32, 65, 80)
+log = logging.getLogger(__name__)
 
 
 class UnpreparedError(RuntimeError):
@@ -46,6 +50,7 @@ class Variants:
         if own not in self._forms:
             if self._sealed:
                 self.late.append(launch.kernel.__name__)
+                log.warning("%s is compiled late: %s", launch.kernel.__name__, _news(own, self._forms))
                 if self._refuse:
                     raise UnpreparedError(f"{launch.kernel.__name__} would be compiled now: {_news(own, self._forms)}")
             self._forms.add(own)

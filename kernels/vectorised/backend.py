@@ -49,6 +49,7 @@ class VectorisedOps(Ops):
     name = "cpu-torch"
     deterministic = True
     kv_dtype = torch.bfloat16
+    kv_format = "bf16"
 
     def instruction_set(self) -> str:
         return torch.backends.cpu.get_cpu_capability()

@@ -60,7 +60,7 @@ async def serve(config: ExecutorConfig, process: Process, load: Load, hang_floor
         watch = asyncio.create_task(service.watch())
         held = await unless_stopped(process, worker.start(partial(load, config)))
         if held is not None:
-            report.loaded(held.weight_bytes, held.kv_bytes)
+            report.loaded(held.weight_bytes, held.kv_bytes, held.late_kernels)
             service.open(describe(held, process))
             process.readiness.set_ready()
             log.info("ready", extra={"model": held.model.name, "numerics": held.runner.numerics})
@@ -84,6 +84,7 @@ def describe(held: Held, process: Process) -> ExecutorDescription:
         capabilities=tuple(capabilities),
         weight_bytes=held.weight_bytes,
         kv_bytes=held.kv_bytes,
+        kv_format=held.kv_format,
     )
 
 

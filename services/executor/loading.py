@@ -154,6 +154,7 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
             max_model_len=config.max_model_len,
             threads=config.threads,
             pin_threads=config.pin_threads,
+            kv=config.kv,
             kernel_cache=cache_directory(environ) / "kernels",
             model_hash=model_hash(resolved.path),
             grammar_vocabulary=(lambda: grammar_vocabulary(TextModel(vocabulary))) if vocabulary.eos_ids else None,
@@ -180,7 +181,15 @@ def load_model(config: ExecutorConfig, environ: Mapping[str, str]) -> Held:
         eos_token_ids=vocabulary.eos_ids,
     )
     return Held(
-        runner, StepError, model, runner.backend, runner.weight_bytes, runner.memory.pool_bytes, runner.grammars
+        runner,
+        StepError,
+        model,
+        runner.backend,
+        runner.weight_bytes,
+        runner.memory.pool_bytes,
+        runner.grammars,
+        runner.kv_format,
+        runner.late_kernels,
     )
 
 

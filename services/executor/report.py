@@ -6,6 +6,7 @@ current.
 """
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from opentelemetry.context import Context
@@ -31,6 +32,8 @@ class ExecutorReport:
         self._link_limit = link_limit
         self._instance_id = instance_id
         self._last: StepDone | None = None  # that was run
+        self._late_kernels: Callable[[], int] = int
+        self._late_counted = 0
 
     def granted(self, grant: Grant) -> None:
         self._metrics.claims["granted" if grant.ousted is None else "taken_over"].inc()
@@ -39,7 +42,9 @@ class ExecutorReport:
     def refused(self) -> None:
         self._metrics.claims["refused"].inc()
 
-    def loaded(self, weight_bytes: int, kv_bytes: int) -> None:
+    def loaded(self, weight_bytes: int, kv_bytes: int, late_kernels: Callable[[], int] = int) -> None:
+        """late_kernels: asked after each step."""
+        self._late_kernels = late_kernels
         self._metrics.weights_bytes.set(weight_bytes)
         self._metrics.kv_pool_bytes.set(kv_bytes)
 
@@ -49,6 +54,9 @@ class ExecutorReport:
             return
         self._metrics.step_gap.inc(gap_ns(self._last, done) / NS)
         self._last = done
+        late = self._late_kernels()
+        self._metrics.late_kernels.inc(late - self._late_counted)
+        self._late_counted = late
         span = self._span(done, served)
         if isinstance(done.outcome, StepResult):
             self._count_result(done, done.outcome, served, span)

@@ -54,7 +54,8 @@ class GrammarSource(Protocol):
 @dataclass(frozen=True, slots=True)
 class Held:
     """What loading gives. step_error: what the runner raises for a step that breaks the contract. backend: for
-    people. weight_bytes, kv_bytes: resident. grammars: None where sequences can have none."""
+    people. weight_bytes, kv_bytes: resident. grammars: None where sequences can have none. kv_format: of the pages,
+    empty where there are none. late_kernels: how many were compiled since, in the midst of steps."""
 
     runner: StepRunner
     step_error: type[Exception]
@@ -63,6 +64,8 @@ class Held:
     weight_bytes: int = 0
     kv_bytes: int = 0
     grammars: GrammarSource | None = None
+    kv_format: str = ""
+    late_kernels: Callable[[], int] = int
 
 
 @dataclass(frozen=True, slots=True)

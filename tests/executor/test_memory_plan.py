@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from executor.cache import KvShape, MemoryPlanError, allocate_pool, plan_memory
 
-SHAPE = KvShape(layers=2, kv_heads=3, head_dim=8, dtype=torch.bfloat16)
+SHAPE = KvShape(layers=2, kv_heads=3, width=8, dtype=torch.bfloat16)
 BLOCK = 2 * 2 * 16 * 3 * 8 * 2  # bytes: keys and values, layers, tokens, heads, head size, item
 
 

@@ -50,7 +50,8 @@ NAMES = {
         tercet_executor_step_phase_seconds{phase} tercet_executor_step_gap_seconds_total
         tercet_iteration_tokens tercet_iteration_sequences
         tercet_executor_prompt_tokens_total tercet_executor_sampled_tokens_total tercet_corrupted_sequences_total
-        tercet_executor_claims_total{result} tercet_executor_epoch tercet_kv_pool_bytes tercet_weights_bytes
+        tercet_executor_claims_total{result} tercet_executor_late_kernels_total
+        tercet_executor_epoch tercet_kv_pool_bytes tercet_weights_bytes
     """,
     "tokenizer": """
         tercet_requests_received_total tercet_requests_total{outcome} tercet_admission_rejections_total{reason}

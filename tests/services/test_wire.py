@@ -134,6 +134,7 @@ def descriptions(draw: st.DrawFn) -> ExecutorDescription:
         capabilities=tuple(draw(st.lists(st.integers(0, 5), max_size=3))),
         weight_bytes=draw(uint64),
         kv_bytes=draw(uint64),
+        kv_format=draw(text),
         schema_revision=draw(st.integers(0, 1)),
     )
 

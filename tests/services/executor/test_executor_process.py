@@ -246,6 +246,7 @@ async def test_real_model_is_served(default_model_path: Path) -> None:
         assert (described.total_blocks, described.block_size, described.backend) == (8, 16, "cpu")
         assert described.weight_bytes > 80_000_000
         assert described.kv_bytes > 0
+        assert described.kv_format == "bf16"
         async with claimed(executor) as owner:
             await owner.step(1, first(0, PROMPT, (0,), temperature=0.0, logprobs=2))
             result = await owner.result()

@@ -199,3 +199,12 @@ def test_what_is_held_is_told() -> None:
     kept = Kept()
     kept.report.loaded(weight_bytes=7, kv_bytes=9)
     assert (kept.value("weights_bytes"), kept.value("kv_pool_bytes")) == (7, 9)
+
+
+def test_kernels_that_are_compiled_late_are_counted_once() -> None:
+    kept, late = Kept(), [0]
+    kept.report.loaded(7, 9, lambda: late[0])
+    for count in (0, 2, 2, 3):
+        late[0] = count
+        kept.report.step(done(traceparent(0)), (Sequence(RequestLabel("r", None), 3),))
+        assert kept.value("executor_late_kernels_total") == count

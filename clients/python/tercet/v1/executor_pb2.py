@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tercet.v1 import common_pb2 as tercet_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tercet/v1/executor.proto\x12\ttercet.v1\x1a\x16tercet/v1/common.proto\" \n\x1e\x45xecutorServiceDescribeRequest\"\x88\x03\n\x1f\x45xecutorServiceDescribeResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tercet.v1.ModelDescription\x12\x32\n\x0fschema_revision\x18\x02 \x01(\x0e\x32\x19.tercet.v1.SchemaRevision\x12\x10\n\x08numerics\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\x12\x1a\n\x12max_batched_tokens\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x33\n\x0c\x63\x61pabilities\x18\x08 \x03(\x0e\x32\x1d.tercet.v1.ExecutorCapability\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\x12\x13\n\x0binstance_id\x18\n \x01(\t\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x10\n\x08kv_bytes\x18\x0c \x01(\x04\x12\x13\n\x0b\x63onfig_hash\x18\r \x01(\t\"\x97\x01\n\x19\x45xecutorServiceRunRequest\x12!\n\x05\x63laim\x18\x01 \x01(\x0b\x32\x10.tercet.v1.ClaimH\x00\x12\x1f\n\x04step\x18\x02 \x01(\x0b\x32\x0f.tercet.v1.StepH\x00\x12%\n\x07prepare\x18\x04 \x01(\x0b\x32\x12.tercet.v1.PrepareH\x00\x42\t\n\x07messageJ\x04\x08\x03\x10\x04\"w\n\x05\x43laim\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x10\n\x08takeover\x18\x02 \x01(\x08\x12\x12\n\nmodel_hash\x18\x03 \x01(\t\x12\x32\n\x0fschema_revision\x18\x04 \x01(\x0e\x32\x19.tercet.v1.SchemaRevision\"B\n\x07Prepare\x12\x12\n\nprepare_id\x18\x01 \x01(\x04\x12#\n\x07grammar\x18\x02 \x01(\x0b\x32\x12.tercet.v1.Grammar\"\x9e\x01\n\x04Step\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12 \n\x06slices\x18\x03 \x03(\x0b\x32\x10.tercet.v1.Slice\x12\x19\n\x0cpredicted_ns\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0btraceparent\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x0f\n\r_predicted_nsB\x0e\n\x0c_traceparent\"\xc1\x01\n\x05Slice\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x15\n\ttoken_ids\x18\x04 \x03(\rB\x02\x10\x01\x12\x19\n\rnew_block_ids\x18\x05 \x03(\rB\x02\x10\x01\x12\x0f\n\x07samples\x18\x06 \x01(\x08\x12,\n\x0cnew_sequence\x18\x07 \x01(\x0b\x32\x16.tercet.v1.NewSequence\x12\x1b\n\x0f\x64raft_token_ids\x18\x08 \x03(\rB\x02\x10\x01\"\xba\x01\n\x0bNewSequence\x12+\n\x08sampling\x18\x01 \x01(\x0b\x32\x19.tercet.v1.SamplingParams\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x18\n\x0btraceparent\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x1c\n\x10\x63\x61\x63hed_token_ids\x18\x06 \x03(\rB\x02\x10\x01\x42\x0e\n\x0c_traceparent\"\xcb\x01\n\x1a\x45xecutorServiceRunResponse\x12%\n\x07granted\x18\x01 \x01(\x0b\x32\x12.tercet.v1.GrantedH\x00\x12\'\n\x06result\x18\x02 \x01(\x0b\x32\x15.tercet.v1.StepResultH\x00\x12)\n\theartbeat\x18\x03 \x01(\x0b\x32\x14.tercet.v1.HeartbeatH\x00\x12\'\n\x08prepared\x18\x04 \x01(\x0b\x32\x13.tercet.v1.PreparedH\x00\x42\t\n\x07message\"-\n\x07Granted\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"=\n\x08Prepared\x12\x12\n\nprepare_id\x18\x01 \x01(\x04\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x08\"F\n\tHeartbeat\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x12\n\nrunning_ns\x18\x02 \x01(\x04\x12\x14\n\x0cqueued_steps\x18\x03 \x01(\r\"o\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\'\n\x07results\x18\x02 \x03(\x0b\x32\x16.tercet.v1.SliceResult\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.tercet.v1.StepTimings\"\xb7\x01\n\x0bSliceResult\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12*\n\x08logprobs\x18\x03 \x03(\x0b\x32\x18.tercet.v1.TokenLogprobs\x12$\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x15.tercet.v1.SliceError\x12\x31\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x18.tercet.v1.TokenLogprobs\"F\n\nSliceError\x12\'\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x19.tercet.v1.SliceErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"Y\n\x0bStepTimings\x12\x0f\n\x07wait_ns\x18\x01 \x01(\x04\x12\x12\n\nprepare_ns\x18\x02 \x01(\x04\x12\x12\n\nforward_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04*\xe2\x01\n\x12\x45xecutorCapability\x12#\n\x1f\x45XECUTOR_CAPABILITY_UNSPECIFIED\x10\x00\x12 \n\x1c\x45XECUTOR_CAPABILITY_LOGPROBS\x10\x01\x12\x1f\n\x1b\x45XECUTOR_CAPABILITY_GRAMMAR\x10\x02\x12\x1c\n\x18\x45XECUTOR_CAPABILITY_SWAP\x10\x03\x12\x1d\n\x19\x45XECUTOR_CAPABILITY_DRAFT\x10\x04\x12\'\n#EXECUTOR_CAPABILITY_PROMPT_LOGPROBS\x10\x05*z\n\x0eSliceErrorCode\x12 \n\x1cSLICE_ERROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bSLICE_ERROR_CODE_NAN_LOGITS\x10\x01\x12%\n!SLICE_ERROR_CODE_GRAMMAR_DEAD_END\x10\x02\x32\xcc\x01\n\x0f\x45xecutorService\x12\x61\n\x08\x44\x65scribe\x12).tercet.v1.ExecutorServiceDescribeRequest\x1a*.tercet.v1.ExecutorServiceDescribeResponse\x12V\n\x03Run\x12$.tercet.v1.ExecutorServiceRunRequest\x1a%.tercet.v1.ExecutorServiceRunResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tercet/v1/executor.proto\x12\ttercet.v1\x1a\x16tercet/v1/common.proto\" \n\x1e\x45xecutorServiceDescribeRequest\"\x9b\x03\n\x1f\x45xecutorServiceDescribeResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tercet.v1.ModelDescription\x12\x32\n\x0fschema_revision\x18\x02 \x01(\x0e\x32\x19.tercet.v1.SchemaRevision\x12\x10\n\x08numerics\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\x12\x1a\n\x12max_batched_tokens\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x33\n\x0c\x63\x61pabilities\x18\x08 \x03(\x0e\x32\x1d.tercet.v1.ExecutorCapability\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\x12\x13\n\x0binstance_id\x18\n \x01(\t\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x10\n\x08kv_bytes\x18\x0c \x01(\x04\x12\x13\n\x0b\x63onfig_hash\x18\r \x01(\t\x12\x11\n\tkv_format\x18\x0e \x01(\t\"\x97\x01\n\x19\x45xecutorServiceRunRequest\x12!\n\x05\x63laim\x18\x01 \x01(\x0b\x32\x10.tercet.v1.ClaimH\x00\x12\x1f\n\x04step\x18\x02 \x01(\x0b\x32\x0f.tercet.v1.StepH\x00\x12%\n\x07prepare\x18\x04 \x01(\x0b\x32\x12.tercet.v1.PrepareH\x00\x42\t\n\x07messageJ\x04\x08\x03\x10\x04\"w\n\x05\x43laim\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x10\n\x08takeover\x18\x02 \x01(\x08\x12\x12\n\nmodel_hash\x18\x03 \x01(\t\x12\x32\n\x0fschema_revision\x18\x04 \x01(\x0e\x32\x19.tercet.v1.SchemaRevision\"B\n\x07Prepare\x12\x12\n\nprepare_id\x18\x01 \x01(\x04\x12#\n\x07grammar\x18\x02 \x01(\x0b\x32\x12.tercet.v1.Grammar\"\x9e\x01\n\x04Step\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12 \n\x06slices\x18\x03 \x03(\x0b\x32\x10.tercet.v1.Slice\x12\x19\n\x0cpredicted_ns\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0btraceparent\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x0f\n\r_predicted_nsB\x0e\n\x0c_traceparent\"\xc1\x01\n\x05Slice\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x15\n\ttoken_ids\x18\x04 \x03(\rB\x02\x10\x01\x12\x19\n\rnew_block_ids\x18\x05 \x03(\rB\x02\x10\x01\x12\x0f\n\x07samples\x18\x06 \x01(\x08\x12,\n\x0cnew_sequence\x18\x07 \x01(\x0b\x32\x16.tercet.v1.NewSequence\x12\x1b\n\x0f\x64raft_token_ids\x18\x08 \x03(\rB\x02\x10\x01\"\xba\x01\n\x0bNewSequence\x12+\n\x08sampling\x18\x01 \x01(\x0b\x32\x19.tercet.v1.SamplingParams\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x18\n\x0btraceparent\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x1c\n\x10\x63\x61\x63hed_token_ids\x18\x06 \x03(\rB\x02\x10\x01\x42\x0e\n\x0c_traceparent\"\xcb\x01\n\x1a\x45xecutorServiceRunResponse\x12%\n\x07granted\x18\x01 \x01(\x0b\x32\x12.tercet.v1.GrantedH\x00\x12\'\n\x06result\x18\x02 \x01(\x0b\x32\x15.tercet.v1.StepResultH\x00\x12)\n\theartbeat\x18\x03 \x01(\x0b\x32\x14.tercet.v1.HeartbeatH\x00\x12\'\n\x08prepared\x18\x04 \x01(\x0b\x32\x13.tercet.v1.PreparedH\x00\x42\t\n\x07message\"-\n\x07Granted\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"=\n\x08Prepared\x12\x12\n\nprepare_id\x18\x01 \x01(\x04\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x08\"F\n\tHeartbeat\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x12\n\nrunning_ns\x18\x02 \x01(\x04\x12\x14\n\x0cqueued_steps\x18\x03 \x01(\r\"o\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\'\n\x07results\x18\x02 \x03(\x0b\x32\x16.tercet.v1.SliceResult\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.tercet.v1.StepTimings\"\xb7\x01\n\x0bSliceResult\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12*\n\x08logprobs\x18\x03 \x03(\x0b\x32\x18.tercet.v1.TokenLogprobs\x12$\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x15.tercet.v1.SliceError\x12\x31\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x18.tercet.v1.TokenLogprobs\"F\n\nSliceError\x12\'\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x19.tercet.v1.SliceErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"Y\n\x0bStepTimings\x12\x0f\n\x07wait_ns\x18\x01 \x01(\x04\x12\x12\n\nprepare_ns\x18\x02 \x01(\x04\x12\x12\n\nforward_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04*\xe2\x01\n\x12\x45xecutorCapability\x12#\n\x1f\x45XECUTOR_CAPABILITY_UNSPECIFIED\x10\x00\x12 \n\x1c\x45XECUTOR_CAPABILITY_LOGPROBS\x10\x01\x12\x1f\n\x1b\x45XECUTOR_CAPABILITY_GRAMMAR\x10\x02\x12\x1c\n\x18\x45XECUTOR_CAPABILITY_SWAP\x10\x03\x12\x1d\n\x19\x45XECUTOR_CAPABILITY_DRAFT\x10\x04\x12\'\n#EXECUTOR_CAPABILITY_PROMPT_LOGPROBS\x10\x05*z\n\x0eSliceErrorCode\x12 \n\x1cSLICE_ERROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bSLICE_ERROR_CODE_NAN_LOGITS\x10\x01\x12%\n!SLICE_ERROR_CODE_GRAMMAR_DEAD_END\x10\x02\x32\xcc\x01\n\x0f\x45xecutorService\x12\x61\n\x08\x44\x65scribe\x12).tercet.v1.ExecutorServiceDescribeRequest\x1a*.tercet.v1.ExecutorServiceDescribeResponse\x12V\n\x03Run\x12$.tercet.v1.ExecutorServiceRunRequest\x1a%.tercet.v1.ExecutorServiceRunResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,42 +42,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NEWSEQUENCE'].fields_by_name['cached_token_ids']._serialized_options = b'\020\001'
   _globals['_SLICERESULT'].fields_by_name['token_ids']._loaded_options = None
   _globals['_SLICERESULT'].fields_by_name['token_ids']._serialized_options = b'\020\001'
-  _globals['_EXECUTORCAPABILITY']._serialized_start=2232
-  _globals['_EXECUTORCAPABILITY']._serialized_end=2458
-  _globals['_SLICEERRORCODE']._serialized_start=2460
-  _globals['_SLICEERRORCODE']._serialized_end=2582
+  _globals['_EXECUTORCAPABILITY']._serialized_start=2251
+  _globals['_EXECUTORCAPABILITY']._serialized_end=2477
+  _globals['_SLICEERRORCODE']._serialized_start=2479
+  _globals['_SLICEERRORCODE']._serialized_end=2601
   _globals['_EXECUTORSERVICEDESCRIBEREQUEST']._serialized_start=63
   _globals['_EXECUTORSERVICEDESCRIBEREQUEST']._serialized_end=95
   _globals['_EXECUTORSERVICEDESCRIBERESPONSE']._serialized_start=98
-  _globals['_EXECUTORSERVICEDESCRIBERESPONSE']._serialized_end=490
-  _globals['_EXECUTORSERVICERUNREQUEST']._serialized_start=493
-  _globals['_EXECUTORSERVICERUNREQUEST']._serialized_end=644
-  _globals['_CLAIM']._serialized_start=646
-  _globals['_CLAIM']._serialized_end=765
-  _globals['_PREPARE']._serialized_start=767
-  _globals['_PREPARE']._serialized_end=833
-  _globals['_STEP']._serialized_start=836
-  _globals['_STEP']._serialized_end=994
-  _globals['_SLICE']._serialized_start=997
-  _globals['_SLICE']._serialized_end=1190
-  _globals['_NEWSEQUENCE']._serialized_start=1193
-  _globals['_NEWSEQUENCE']._serialized_end=1379
-  _globals['_EXECUTORSERVICERUNRESPONSE']._serialized_start=1382
-  _globals['_EXECUTORSERVICERUNRESPONSE']._serialized_end=1585
-  _globals['_GRANTED']._serialized_start=1587
-  _globals['_GRANTED']._serialized_end=1632
-  _globals['_PREPARED']._serialized_start=1634
-  _globals['_PREPARED']._serialized_end=1695
-  _globals['_HEARTBEAT']._serialized_start=1697
-  _globals['_HEARTBEAT']._serialized_end=1767
-  _globals['_STEPRESULT']._serialized_start=1769
-  _globals['_STEPRESULT']._serialized_end=1880
-  _globals['_SLICERESULT']._serialized_start=1883
-  _globals['_SLICERESULT']._serialized_end=2066
-  _globals['_SLICEERROR']._serialized_start=2068
-  _globals['_SLICEERROR']._serialized_end=2138
-  _globals['_STEPTIMINGS']._serialized_start=2140
-  _globals['_STEPTIMINGS']._serialized_end=2229
-  _globals['_EXECUTORSERVICE']._serialized_start=2585
-  _globals['_EXECUTORSERVICE']._serialized_end=2789
+  _globals['_EXECUTORSERVICEDESCRIBERESPONSE']._serialized_end=509
+  _globals['_EXECUTORSERVICERUNREQUEST']._serialized_start=512
+  _globals['_EXECUTORSERVICERUNREQUEST']._serialized_end=663
+  _globals['_CLAIM']._serialized_start=665
+  _globals['_CLAIM']._serialized_end=784
+  _globals['_PREPARE']._serialized_start=786
+  _globals['_PREPARE']._serialized_end=852
+  _globals['_STEP']._serialized_start=855
+  _globals['_STEP']._serialized_end=1013
+  _globals['_SLICE']._serialized_start=1016
+  _globals['_SLICE']._serialized_end=1209
+  _globals['_NEWSEQUENCE']._serialized_start=1212
+  _globals['_NEWSEQUENCE']._serialized_end=1398
+  _globals['_EXECUTORSERVICERUNRESPONSE']._serialized_start=1401
+  _globals['_EXECUTORSERVICERUNRESPONSE']._serialized_end=1604
+  _globals['_GRANTED']._serialized_start=1606
+  _globals['_GRANTED']._serialized_end=1651
+  _globals['_PREPARED']._serialized_start=1653
+  _globals['_PREPARED']._serialized_end=1714
+  _globals['_HEARTBEAT']._serialized_start=1716
+  _globals['_HEARTBEAT']._serialized_end=1786
+  _globals['_STEPRESULT']._serialized_start=1788
+  _globals['_STEPRESULT']._serialized_end=1899
+  _globals['_SLICERESULT']._serialized_start=1902
+  _globals['_SLICERESULT']._serialized_end=2085
+  _globals['_SLICEERROR']._serialized_start=2087
+  _globals['_SLICEERROR']._serialized_end=2157
+  _globals['_STEPTIMINGS']._serialized_start=2159
+  _globals['_STEPTIMINGS']._serialized_end=2248
+  _globals['_EXECUTORSERVICE']._serialized_start=2604
+  _globals['_EXECUTORSERVICE']._serialized_end=2808
 # @@protoc_insertion_point(module_scope)

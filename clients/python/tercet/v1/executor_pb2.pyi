@@ -116,10 +116,11 @@ class ExecutorServiceDescribeResponse(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     CONFIG_HASH_FIELD_NUMBER: _builtins.int
+    KV_FORMAT_FIELD_NUMBER: _builtins.int
     schema_revision: _common_pb2.SchemaRevision.ValueType
     """The contract that it speaks."""
     numerics: _builtins.str
-    """Hash of model, scheme, back end, instruction set and deterministic flag: equal here means equal tokens."""
+    """Hash of model, scheme, back end, instruction set, KV format and deterministic flag: equal here means equal tokens."""
     block_size: _builtins.int
     """Tokens in one KV block."""
     total_blocks: _builtins.int
@@ -138,6 +139,8 @@ class ExecutorServiceDescribeResponse(_message.Message):
     """Bytes of the KV pool."""
     config_hash: _builtins.str
     """Hash of the effective configuration."""
+    kv_format: _builtins.str
+    """What keys and values are kept in: "bf16", "fp8". Empty: nobody says."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelDescription:
         """The model that its weights are."""
@@ -162,10 +165,11 @@ class ExecutorServiceDescribeResponse(_message.Message):
         weight_bytes: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
         config_hash: _builtins.str = ...,
+        kv_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "block_size", b"block_size", "capabilities", b"capabilities", "config_hash", b"config_hash", "instance_id", b"instance_id", "kv_bytes", b"kv_bytes", "max_batched_tokens", b"max_batched_tokens", "max_sequences", b"max_sequences", "model", b"model", "numerics", b"numerics", "schema_revision", b"schema_revision", "total_blocks", b"total_blocks", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "block_size", b"block_size", "capabilities", b"capabilities", "config_hash", b"config_hash", "instance_id", b"instance_id", "kv_bytes", b"kv_bytes", "kv_format", b"kv_format", "max_batched_tokens", b"max_batched_tokens", "max_sequences", b"max_sequences", "model", b"model", "numerics", b"numerics", "schema_revision", b"schema_revision", "total_blocks", b"total_blocks", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

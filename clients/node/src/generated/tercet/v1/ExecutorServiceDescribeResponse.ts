@@ -19,6 +19,7 @@ export interface ExecutorServiceDescribeResponse {
   'weightBytes'?: (number | string | Long);
   'kvBytes'?: (number | string | Long);
   'configHash'?: (string);
+  'kvFormat'?: (string);
 }
 
 export interface ExecutorServiceDescribeResponse__Output {
@@ -35,4 +36,5 @@ export interface ExecutorServiceDescribeResponse__Output {
   'weightBytes'?: (string);
   'kvBytes'?: (string);
   'configHash'?: (string);
+  'kvFormat'?: (string);
 }
