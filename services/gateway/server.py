@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.address import Address
 from services.certificates import Certificates
 from services.errors import FailedPrecondition
-from services.gateway.joined_writes import JoiningProtocol
 
 BACKLOG: Final = 1024
 HEADER_LIMIT_BYTES: Final = 64 << 10
@@ -79,7 +78,7 @@ async def serve(app: ASGIApp, address: Address, tls: Certificates | None = None)
     # h11 bounds the size of a request's head; httptools does not.
     config = uvicorn.Config(
         _quiet_when_cancelled(app),
-        http=JoiningProtocol,
+        http="h11",
         h11_max_incomplete_event_size=HEADER_LIMIT_BYTES,
         ws="none",
         lifespan="off",
